@@ -1,0 +1,1 @@
+"""What is to be done: the vocabulary that every other folder shares. Imports nothing of ours."""

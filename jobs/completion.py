@@ -1,0 +1,67 @@
+"""What becomes of a prompt: a completion, or the reason why there is none."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: EOS or a stop id; length: no room for more tokens; abort: removed; error: see the error."""
+
+ErrorCode = Literal[
+    "null_prompt",
+    "empty_prompt",
+    "wrong_type",
+    "context_length_exceeded",
+    "invalid_token_id",
+    "nan_logits",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a row has no answer."""
+
+    stage: Literal["read", "prompt", "generate"]
+    "How far the row came."
+    code: ErrorCode
+    message: str
+    attempts: int = 1
+    retryable: bool = False
+    "True if chance was at work, so that another attempt may succeed."
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What an engine is to keep beside the tokens."""
+
+    logprobs: int | None = None
+    "None: none. 0: of the chosen tokens alone. K: of the K most likely tokens as well."
+    logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The outcome of one row. T new tokens, K alternatives, V words in the vocabulary."""
+
+    row_id: int
+    seed: int
+    finish_reason: FinishReason
+    stop_reason: str | None = None
+    "The stop id that ended the row; None for EOS and for every other end."
+    num_prompt_tokens: int | None = None
+    truncated: bool = False
+    "True if the prompt was cut to fit."
+    token_ids: npt.NDArray[np.int32] | None = None
+    "[T], the last one being the token that ended the row."
+    text: str | None = None
+    logprobs: npt.NDArray[np.float32] | None = None
+    "[T], nats."
+    top_ids: npt.NDArray[np.int32] | None = None
+    "[T, K], most likely first."
+    top_logprobs: npt.NDArray[np.float32] | None = None
+    "[T, K], nats."
+    logits: npt.NDArray[np.float32] | None = None
+    "[T, V], raw: before penalties, masks and temperature."
+    error: RowError | None = None

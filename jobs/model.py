@@ -1,0 +1,58 @@
+"""Which model a job runs, and what is known of it before its weights are loaded."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.sampling import SamplingDefaults
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model, and everything about running it that can change a byte of output."""
+
+    path: str
+    "A local folder, a GGUF file, a hub id, or the word demo."
+    engine: str = "torch"
+    revision: str | None = None
+    tokenizer: str | None = None
+    "A folder or hub id of another tokenizer than the model's own."
+    dtype: Dtype = "auto"
+    "auto: float32 on a CPU, the checkpoint's own on a GPU."
+    device: Device = "auto"
+    "auto: a GPU if there is one, else the CPU."
+    threads: int = 1
+    "CPU threads a worker computes with: sums are grouped by thread, so the last bits depend on it."
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    "Loads pickled weights, which can run any code they like while they are read."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's files say, read without its weights."""
+
+    architecture: str
+    vocab_size: int
+    "Width of a row of logits; the tokenizer may know fewer or more ids."
+    max_length: int
+    "Most tokens a row may hold, prompt and answer together."
+    eos_token_ids: tuple[int, ...]
+    "Union of what the tokenizer, the config and the generation config say."
+    defaults: SamplingDefaults
+    has_tokenizer: bool
+    dtype: str
+    "Type of the weights as stored."
+    files: tuple[str, ...] = ()
+    "Paths of the files that decide what the model answers."
+    notes: tuple[str, ...] = ()
+    "What a user should know of how this model is run, in sentences."
+
+
+def settle_dtype(model: ModelRef, facts: ModelFacts, device: str) -> str:
+    """The type to compute with: float32 on a CPU, where others are slow, unless one is asked."""
+    if model.dtype != "auto":
+        return model.dtype
+    return "float32" if device == "cpu" else facts.dtype

@@ -1,0 +1,179 @@
+"""Parts: drafts under a hidden name until they are whole. Renaming is the commit."""
+
+import hashlib
+import os
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import OutputError
+from jobs.output import draft_path, explained, part_name
+from jobs.plan import Shard
+from jobs.report import Part
+
+_ROW_GROUP_BYTES = 128 * 2**20
+"Most bytes of logits in a row group, so that a reader with little memory can go through a part."
+
+
+def is_bulky(field: pa.Field) -> bool:
+    """True for a field whose values are too big to hold many rows of at once: logits."""
+    return field.metadata is not None and field.metadata.get(b"storage") == b"plain"
+
+
+def read_part(path: str, columns: list[str] | None = None) -> pa.Table:
+    """Reads a part of either format, all columns or some."""
+    try:
+        if path.endswith(".arrow"):
+            with pa.memory_map(path) as file:
+                table = pa.ipc.open_file(file).read_all()
+            return table if columns is None else table.select(columns)
+        return pq.ParquetFile(path).read(columns)
+    except (OSError, pa.ArrowException) as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error
+
+
+def part_schema(path: str) -> pa.Schema:
+    """The schema of a part of either format."""
+    try:
+        if path.endswith(".arrow"):
+            with pa.memory_map(path) as file:
+                return pa.ipc.open_file(file).schema
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error
+
+
+class PartWriter:
+    """Writes one part: append tables, then commit. Left without commit, it leaves nothing."""
+
+    def __init__(self, folder: str, shard: Shard, schema: pa.Schema, file_format: str) -> None:
+        self.name = part_name(shard.index, file_format)
+        self._folder = folder
+        self._draft = draft_path(folder, self.name.removesuffix(f".{file_format}"))
+        self._num_rows = 0
+        self._is_whole = False
+        with explained(folder):
+            self._file = _HashingFile(self._draft)
+            self._writer = _open_writer(self._file, schema, file_format)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_whole:
+            return
+        with suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            os.unlink(self._draft)
+
+    def append(self, table: pa.Table) -> None:
+        """Adds rows, as row groups that a reader with little memory can take one at a time."""
+        if not table.num_rows:
+            return
+        with explained(self._folder):
+            for piece in _pieces(table):
+                self._writer.write_table(piece)
+        self._num_rows += table.num_rows
+
+    def commit(self) -> Part:
+        """Makes the part visible under its own name: from here on it is whole."""
+        with explained(self._folder):
+            self._writer.close()
+            self._file.flush_to_disk()
+            self._file.close()
+            size = os.path.getsize(self._draft)
+            os.replace(self._draft, os.path.join(self._folder, self.name))
+        self._is_whole = True
+        return Part(self.name, self._num_rows, size, self._file.sha256)
+
+
+def _pieces(table: pa.Table) -> list[pa.Table]:
+    """Cuts a table where its logits exceed a row group's bytes; other columns are small."""
+    names = [field.name for field in table.schema if is_bulky(field)]
+    if not names:
+        return [table]
+    starts, held = [0], 0
+    for row in range(table.num_rows):
+        size = sum(table.column(name).slice(row, 1).nbytes for name in names)
+        if held and held + size > _ROW_GROUP_BYTES:
+            starts.append(row)
+            held = 0
+        held += size
+    return [
+        table.slice(start, stop - start)
+        for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
+    ]
+
+
+def _open_writer(
+    file: "_HashingFile", schema: pa.Schema, file_format: str
+) -> "pq.ParquetWriter | pa.ipc.RecordBatchFileWriter":
+    """Writer settings are fixed: the same rows must be the same bytes, on any machine."""
+    if file_format == "arrow":
+        return pa.ipc.new_file(file, schema)
+    # Logits are noise to a compressor: it would cost time and save nothing.
+    bulky = {f"{field.name}.list.element.list.element" for field in schema if is_bulky(field)}
+    paths = _leaf_paths(schema)
+    small = [path for path in paths if path not in bulky]
+    return pq.ParquetWriter(
+        file,
+        schema,
+        version="2.6",
+        compression={path: "none" if path in bulky else "zstd" for path in paths},
+        compression_level=dict.fromkeys(small, 3),
+        use_dictionary=small,
+        write_statistics=small,
+    )
+
+
+def _leaf_paths(schema: pa.Schema) -> list[str]:
+    """Parquet's own paths of the columns that hold values, by writing an empty file."""
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema).close()
+    leaves = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [leaves.column(index).path for index in range(len(leaves))]
+
+
+class _HashingFile:
+    """A file that is written from front to back, and knows the hash of what went in."""
+
+    closed = False
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close(), as Arrow expects.
+        self._hash = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def write(self, content: bytes) -> int:
+        self._hash.update(content)
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def flush_to_disk(self) -> None:
+        """Returns when the bytes would survive a loss of power."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()

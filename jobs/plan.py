@@ -1,0 +1,87 @@
+"""A job settled against its input and its model, and the cutting of rows into shards."""
+
+import math
+from dataclasses import dataclass
+
+from jobs.job import Job
+from jobs.model import ModelFacts
+from jobs.rows import RowSource
+from jobs.sampling import Origin, RowSampling
+
+BATCHES_PER_SHARD = 16
+"Ends of shards cost a little idle time, so big inputs get big shards."
+SHARDS_WANTED = 64
+"Enough that a few workers end together; small inputs get shards of one batch."
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rows [start, stop), which one worker finishes in one go."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the shard holds."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a worker needs to know: what was asked, with nothing left open."""
+
+    job: Job
+    source: RowSource
+    facts: ModelFacts
+    sampling: RowSampling
+    origins: dict[str, Origin]
+    "Who chose each sampling value."
+    kind: str
+    "Name of the entry of KINDS that reads the prompt column."
+    prompt_column: str
+    kept_columns: tuple[str, ...]
+    max_length: int
+    "Most tokens a row may hold: the model's, or less if the job says so."
+    num_rows: int
+    rows_per_shard: int
+    device: str
+    dtype: str
+
+    @property
+    def input_columns(self) -> list[str]:
+        """Columns that are read: those that are kept, and the prompt."""
+        return list(dict.fromkeys([*self.kept_columns, self.prompt_column]))
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards, in row order; one empty shard if there are no rows."""
+        return plan_shards(self.num_rows, self.rows_per_shard)
+
+
+def plan_shards(num_rows: int, rows_per_shard: int) -> list[Shard]:
+    """Cuts rows into shards of equal size but for the last. No rows make one empty shard.
+
+    The empty one is there so that an empty input yields a part with the full schema.
+    """
+    starts = range(0, max(num_rows, 1), rows_per_shard)
+    return [
+        Shard(index, start, min(start + rows_per_shard, num_rows))
+        for index, start in enumerate(starts)
+    ]
+
+
+def settle_rows_per_shard(job: Job, num_rows: int, logits_bytes_per_row: int) -> int:
+    """Chooses the shard size from what is asked and how many rows there are, never from workers.
+
+    Workers come and go; the cut into shards, and with it every byte, must not follow them.
+    """
+    packing = job.packing
+    if packing.rows_per_shard is not None:
+        return packing.rows_per_shard
+    batches = math.ceil(num_rows / (SHARDS_WANTED * packing.rows_per_batch))
+    rows = packing.rows_per_batch * min(max(batches, 1), BATCHES_PER_SHARD)
+    if logits_bytes_per_row:
+        rows = min(rows, max(1, packing.logits_budget_bytes // logits_bytes_per_row))
+    return rows
