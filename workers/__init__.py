@@ -1,0 +1,1 @@
+"""How it is done: one engine, many shards. Runs without Ray; imports jobs only."""

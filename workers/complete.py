@@ -1,0 +1,75 @@
+"""A batch of prompts through a BatchPipeline: what the engines with a pipeline have in common."""
+
+from collections.abc import Callable, Sequence
+
+from jobs.completion import Capture, Completion, RowError
+from jobs.prompt import Prompt
+from jobs.sampling import RowSampling
+from workers.generate import GenerateIterator
+from workers.pipeline import BatchPipeline, RowContext
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str | None]]
+
+
+def complete_batch(
+    pipeline: BatchPipeline,
+    prompts: Sequence[Prompt],
+    sampling: RowSampling,
+    capture: Capture,
+    decode: Decode,
+) -> tuple[list[Completion], int]:
+    """Runs prompts as one batch. Returns a completion each, in order, and the number of steps."""
+    contexts = []
+    for prompt in prompts:
+        assert prompt.token_ids is not None, f"row {prompt.row_id} has no token ids"
+        contexts.append(RowContext(prompt.token_ids, sampling, prompt.seed))
+    num_steps = 0
+    with GenerateIterator.from_contexts(pipeline, contexts, capture=capture) as batch:
+        for _ in batch:
+            num_steps += 1
+        texts = decode([batch.record.token_ids(row).tolist() for row in range(len(prompts))])
+        completions = [
+            _complete(batch, row, prompt, texts[row]) for row, prompt in enumerate(prompts)
+        ]
+    return completions, num_steps
+
+
+def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | None) -> Completion:
+    record, reason = batch.record, batch.finish_reasons[row]
+    assert reason is not None, f"row {prompt.row_id} is still live"
+    num_prompt_tokens = len(prompt.token_ids or ())
+    if reason == "error":
+        return failed(prompt, _nan_error(record.num_tokens(row)), num_prompt_tokens)
+    has_logprobs = record.capture.logprobs is not None
+    top_ids, top_logprobs = record.top(row) if record.capture.logprobs else (None, None)
+    return Completion(
+        row_id=prompt.row_id,
+        seed=prompt.seed,
+        finish_reason=reason,
+        stop_reason=batch.stop_reason(row),
+        num_prompt_tokens=num_prompt_tokens,
+        truncated=prompt.truncated,
+        token_ids=record.token_ids(row),
+        text=text,
+        logprobs=record.logprobs(row) if has_logprobs else None,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        logits=record.logits(row) if record.capture.logits else None,
+    )
+
+
+def failed(prompt: Prompt, error: RowError, num_prompt_tokens: int | None = None) -> Completion:
+    """The completion of a row that cannot be answered."""
+    return Completion(
+        row_id=prompt.row_id,
+        seed=prompt.seed,
+        finish_reason="error",
+        num_prompt_tokens=num_prompt_tokens,
+        truncated=prompt.truncated,
+        error=error,
+    )
+
+
+def _nan_error(num_tokens: int) -> RowError:
+    message = f"The logits of new token {num_tokens} are not finite."
+    return RowError("generate", "nan_logits", message)

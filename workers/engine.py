@@ -1,0 +1,131 @@
+"""The one seam between a worker and whatever answers prompts, and the table of engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from jobs.completion import Capture, Completion
+from jobs.errors import ModelError, SettingError
+from jobs.model import Device, Dtype, ModelFacts, ModelRef, settle_dtype
+from jobs.prompt import Prompt
+from jobs.sampling import RowSampling
+from workers.pipeline import BatchPipeline, PipelineLimits
+
+ENGINES = {
+    "torch": "workers.engines.torch:TorchEngine",
+    "echo": "workers.engines.echo:EchoEngine",
+}
+"By name, where the class stands. Loaded when it is asked for: torch takes seconds to import."
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do. A job that asks for more is refused before any worker starts."""
+
+    logits: bool
+    max_logprobs: int | None
+    "Most alternatives a token; None for as many as the vocabulary has."
+    per_row_sampling: bool
+
+
+class Engine(Protocol):
+    """A model that turns prompts into completions."""
+
+    capabilities: Capabilities
+
+    def __init__(
+        self,
+        model: ModelRef,
+        facts: ModelFacts,
+        limits: PipelineLimits,
+        *,
+        device: str,
+        dtype: str,
+    ) -> None: ...
+
+    @staticmethod
+    def read_facts(model: ModelRef) -> ModelFacts:
+        """What is known of the model before it is loaded. Raises ModelError if there is none."""
+
+    @staticmethod
+    def find_device(device: Device) -> str:
+        """Where the model would run on this machine: cpu or cuda."""
+
+    @staticmethod
+    def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself. Raises ModelError if there is no tokenizer."""
+
+    def open(self) -> BatchPipeline:
+        """Loads the model. Raises ModelError if it cannot be loaded or run."""
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+
+    def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
+        """Text of each list of ids, special tokens left out; None if there is no tokenizer."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+    ) -> tuple[list[Completion], int]:
+        """Answers a batch, in order. Also returns how many steps it took."""
+
+
+def load_engine(name: str) -> type[Engine]:
+    """The class of an engine. Raises SettingError if there is none of that name."""
+    if name not in ENGINES:
+        raise SettingError(f"there is no engine {name!r}. There are: {', '.join(ENGINES)}.")
+    module_name, class_name = ENGINES[name].split(":")
+    engine: type[Engine] = getattr(import_module(module_name), class_name)
+    return engine
+
+
+def open_pipeline(
+    model: str,
+    *,
+    max_batch_size: int = 64,
+    max_length: int | None = None,
+    max_prefill_tokens: int | None = None,
+    engine: str = "torch",
+    revision: str | None = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> BatchPipeline:
+    """Opens a model by name, ready for generate(): a folder, a hub id, a GGUF file, or demo.
+
+    max_length: most tokens of a row, prompt and answer together; the model's own if not given.
+    max_prefill_tokens: most tokens of all prompts of a batch; as many as fit if not given.
+    engine: torch, or echo, which needs no model.
+
+    Raises ModelError if the model cannot be loaded, or holds fewer tokens than max_length.
+    """
+    reference = ModelRef(
+        path=model,
+        engine=engine,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    engine_class = load_engine(engine)
+    facts = engine_class.read_facts(reference)
+    length = settle_max_length(max_length, facts)
+    limits = PipelineLimits(max_batch_size, length, max_prefill_tokens or max_batch_size * length)
+    place = engine_class.find_device(device)
+    opened = engine_class(
+        reference, facts, limits, device=place, dtype=settle_dtype(reference, facts, place)
+    )
+    return opened.open()
+
+
+def settle_max_length(asked: int | None, facts: ModelFacts) -> int:
+    """Most tokens of a row. Raises ModelError if more are asked for than the model holds."""
+    if asked is not None and asked > facts.max_length:
+        raise ModelError(
+            f"rows of {asked} tokens were asked for, but {facts.architecture} holds "
+            f"{facts.max_length}. Ask for at most that."
+        )
+    return asked or facts.max_length

@@ -1,0 +1,168 @@
+"""An engine without a model: bytes for tokens, and logits that are a pure function of the ids.
+
+Tests, dry runs and first days: everything around the model can be tried in full, at full speed.
+The next logits depend on the row's ids and the model's name alone, as a model's do on its weights.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jobs.completion import Capture, Completion
+from jobs.errors import ModelError
+from jobs.model import Device, ModelFacts, ModelRef
+from jobs.prompt import Prompt
+from jobs.sampling import RowSampling, SamplingDefaults
+from workers.batch import SampledBatch
+from workers.complete import complete_batch
+from workers.engine import Capabilities
+from workers.model.sampling import Sampler
+from workers.pipeline import PipelineLimits, RowContext, RowSlots
+
+VOCAB_SIZE = 257
+EOS = 256
+MAX_LENGTH = 8192
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_SPREAD = np.float32(8 / 2**32)
+"Logits lie in [0, 8), so that the best token is likely, and not sure."
+
+
+class EchoEngine:
+    """Byte tokens and pseudo-random logits behind the engine's seam."""
+
+    capabilities = Capabilities(logits=True, max_logprobs=None, per_row_sampling=True)
+
+    def __init__(
+        self,
+        model: ModelRef,
+        facts: ModelFacts,
+        limits: PipelineLimits,
+        *,
+        device: str,
+        dtype: str,
+    ) -> None:
+        self._pipeline = EchoPipeline(zlib.crc32(model.path.encode()), facts, limits)
+
+    @staticmethod
+    def read_facts(model: ModelRef) -> ModelFacts:
+        """The same for every name."""
+        return ModelFacts(
+            architecture="Echo",
+            vocab_size=VOCAB_SIZE,
+            max_length=MAX_LENGTH,
+            eos_token_ids=(EOS,),
+            defaults=SamplingDefaults(),
+            has_tokenizer=True,
+            dtype="float32",
+        )
+
+    @staticmethod
+    def find_device(device: Device) -> str:
+        """Always the CPU."""
+        if device == "cuda":
+            raise ModelError("the echo engine runs on the CPU. Use --device cpu or auto.")
+        return "cpu"
+
+    @staticmethod
+    def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
+        """The character that each byte is in Latin-1."""
+        return ["<eos>" if token_id == EOS else chr(token_id) for token_id in token_ids]
+
+    def open(self) -> "EchoPipeline":
+        """There is nothing to load."""
+        return self._pipeline
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The bytes of each text as UTF-8."""
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
+        """Bytes as text, with a replacement character for what is no UTF-8."""
+        return [
+            bytes(token_id for token_id in ids if token_id != EOS).decode(errors="replace")
+            for ids in token_ids
+        ]
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+    ) -> tuple[list[Completion], int]:
+        """Answers a batch."""
+        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
+
+
+class EchoPipeline:
+    """Runs batches of hashes."""
+
+    is_text_generator = True
+    applies_penalties = True
+    is_speculative = False
+    overlap_active = False
+    graph_capture_ready = False
+    data_parallel_degree = 1
+
+    def __init__(self, model_seed: int, facts: ModelFacts, limits: PipelineLimits) -> None:
+        self._model_seed = model_seed
+        self._slots = RowSlots(limits.max_batch_size)
+        self.limits = limits
+        self.vocab_size = facts.vocab_size
+        self.eos_token_ids = frozenset(facts.eos_token_ids)
+        self.sampling_defaults = facts.defaults
+
+    @property
+    def num_open_rows(self) -> int:
+        """Rows of open batches."""
+        return self._slots.num_open
+
+    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
+        """Claims a hash for every row."""
+        self._slots.claim(len(contexts))
+        sampler = Sampler(
+            contexts,
+            capture,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            device=torch.device("cpu"),
+        )
+        return SampledBatch(_EchoForward(self._model_seed, contexts), sampler, self._slots)
+
+
+class _EchoForward:
+    """A hash of each row's ids, and logits made of it."""
+
+    def __init__(self, model_seed: int, contexts: Sequence[RowContext]) -> None:
+        self._hashes = np.array(
+            [zlib.crc32(_to_bytes(context.token_ids), model_seed) for context in contexts],
+            np.uint64,
+        )
+        self._words = np.arange(1, VOCAB_SIZE + 1, dtype=np.uint64) * _ODD
+        self._live = list(range(len(contexts)))
+
+    def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
+        """The live rows [n] and their logits [n, 257]."""
+        rows = np.array(self._live, np.int64)
+        mixed = _mix(self._hashes[rows, None] ^ self._words)
+        logits = (mixed >> np.uint64(32)).astype(np.float32) * _SPREAD
+        return rows, torch.from_numpy(logits)
+
+    def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
+        """Takes the tokens that follow."""
+        self._hashes[rows] = _mix(self._hashes[rows] * _ODD + token_ids.astype(np.uint64))
+
+    def release(self, row: int) -> None:
+        """Drops a row."""
+        self._live.remove(row)
+
+
+def _to_bytes(token_ids: Sequence[int]) -> bytes:
+    return np.array(token_ids, np.int32).tobytes()
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Scatters 64 bits, one to one. The finalizer of splitmix64; Steele, Lea and Flood 2014."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

