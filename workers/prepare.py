@@ -1,0 +1,74 @@
+"""From prompts to token ids: tokenizing, cutting, and finding the rows that cannot run.
+
+generate() refuses a whole batch for one bad row, so bad rows are told apart before.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jobs.completion import ErrorCode, RowError
+from jobs.plan import Plan
+from jobs.prompt import Prompt
+from workers.engine import Engine
+
+
+def prepare_prompts(plan: Plan, engine: Engine, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Gives each prompt its token ids, or an error. In order, one for one."""
+    texts = [prompt for prompt in prompts if prompt.text is not None]
+    encoded: dict[int, tuple[int, ...]] = {}
+    if texts:
+        token_ids = engine.encode(
+            [prompt.text or "" for prompt in texts],
+            add_special_tokens=plan.job.add_special_tokens != "no",
+        )
+        encoded = {p.row_id: tuple(ids) for p, ids in zip(texts, token_ids, strict=True)}
+    return [
+        _check(
+            plan, dataclasses.replace(p, text=None, token_ids=encoded.get(p.row_id, p.token_ids))
+        )
+        for p in prompts
+    ]
+
+
+def _check(plan: Plan, prompt: Prompt) -> Prompt:
+    if prompt.error is not None:
+        return prompt
+    token_ids = prompt.token_ids or ()
+    if not token_ids:
+        return _refuse(prompt, "empty_prompt", "The prompt has no tokens.")
+    vocab_size = plan.facts.vocab_size
+    for place, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            return _refuse(
+                prompt,
+                "invalid_token_id",
+                f"The token id at place {place} is {token_id}; the model knows 0 to "
+                f"{vocab_size - 1}.",
+            )
+    return _fit(plan, prompt, token_ids)
+
+
+def _fit(plan: Plan, prompt: Prompt, token_ids: tuple[int, ...]) -> Prompt:
+    """Cuts a prompt that leaves too little room, if the job says so."""
+    sampling, max_length = plan.sampling, plan.max_length
+    fewest = sampling.max_new_tokens if sampling.ignore_eos else max(sampling.min_new_tokens, 1)
+    if len(token_ids) + fewest <= max_length:
+        return prompt
+    # A cut prompt gets room for the whole answer, and keeps at least one token.
+    room = max(max_length - sampling.max_new_tokens, 1)
+    match plan.job.truncation:
+        case "error":
+            return _refuse(
+                prompt,
+                "context_length_exceeded",
+                f"The prompt has {len(token_ids)} tokens and needs room for {fewest} more; a row "
+                f"may hold {max_length}.",
+            )
+        case "left":
+            return dataclasses.replace(prompt, token_ids=token_ids[-room:], truncated=True)
+        case "right":
+            return dataclasses.replace(prompt, token_ids=token_ids[:room], truncated=True)
+
+
+def _refuse(prompt: Prompt, code: ErrorCode, message: str) -> Prompt:
+    return dataclasses.replace(prompt, error=RowError("prompt", code, message))
