@@ -1,0 +1,1 @@
+"""Where it is done: workers as Ray actors. The only folder that imports Ray."""

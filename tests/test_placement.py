@@ -1,0 +1,68 @@
+"""Where a job runs: how many workers, what each is given, and what cannot be had."""
+
+import pytest
+
+from cluster.placement import Placement, Resources, Seats, settle_seats
+from jobs.errors import PlacementError, SettingError
+
+CPUS = Resources(num_cpus=8, num_gpus=0)
+GPUS = Resources(num_cpus=8, num_gpus=2)
+
+
+def seats(placement: Placement, resources: Resources, **settings: object) -> Seats:
+    return settle_seats(
+        placement, resources, **({"device": "cpu", "threads": 1, "num_shards": 100} | settings)
+    )
+
+
+def test_by_default_there_is_a_worker_a_core_with_one_thread_each() -> None:
+    assert seats(Placement(), CPUS) == Seats(8, 1.0, 0.0)
+    assert seats(Placement(), CPUS, threads=3) == Seats(2, 3.0, 0.0)
+
+
+def test_by_default_there_is_a_worker_a_gpu() -> None:
+    assert seats(Placement(), GPUS, device="cuda") == Seats(2, 1.0, 1.0)
+    assert seats(Placement(gpus_per_worker=0.5), GPUS, device="cuda") == Seats(4, 1.0, 0.5)
+
+
+def test_there_are_never_more_workers_than_shards() -> None:
+    assert seats(Placement(num_workers=5), CPUS, num_shards=2).num_workers == 2
+    assert seats(Placement(), CPUS, num_shards=1).num_workers == 1
+
+
+def test_more_workers_may_be_asked_for_than_fit_now() -> None:
+    """A cluster may grow; the others wait for a seat."""
+    assert seats(Placement(num_workers=20), CPUS).num_workers == 20
+
+
+@pytest.mark.parametrize(
+    ("placement", "resources", "device", "words"),
+    [
+        (Placement(gpus_per_worker=1), CPUS, "cuda", "needs 1 CPUs and 1 GPUs; the cluster has 8"),
+        (Placement(cpus_per_worker=9), CPUS, "cpu", "needs 9 CPUs and 0 GPUs; the cluster has 8"),
+        (Placement(gpus_per_worker=0), GPUS, "cuda", "gpus_per_worker is 0. Use --device cpu"),
+    ],
+)
+def test_what_cannot_be_had_is_said_with_what_there_is(
+    placement: Placement, resources: Resources, device: str, words: str
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        seats(placement, resources, device=device)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_workers": 0}, "num_workers must be at least 1, got 0."),
+        ({"gpus_per_worker": -1.0}, "gpus_per_worker must be 0, a fraction of 1, or a whole"),
+        ({"gpus_per_worker": 1.5}, "a fraction of 1, or a whole number, got 1.5."),
+        ({"cpus_per_worker": 0.0}, "cpus_per_worker must be above 0, got 0."),
+    ],
+)
+def test_bad_values_are_refused(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Placement(**settings)
+
+    assert words in str(caught.value)

@@ -1,0 +1,61 @@
+"""Joining a cluster: what is refused at once, and who decides where a job runs."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from cluster.placement import Placement
+from cluster.session import connect
+from jobs.errors import PlacementError
+
+
+def test_a_dead_address_fails_at_once_and_is_named() -> None:
+    """Case J16: Ray itself was still waiting after 100 seconds."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    with (
+        pytest.raises(PlacementError, match=f"{address}: no Ray cluster listens there"),
+        connect(Placement(address=address)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "host"])
+def test_addresses_of_another_kind_are_refused(address: str) -> None:
+    with (
+        pytest.raises(PlacementError, match="must be HOST:PORT of a Ray cluster, or auto"),
+        connect(Placement(address=address)),
+    ):
+        pass
+
+
+def test_auto_takes_ray_address_and_says_so_if_it_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+
+    with (
+        pytest.raises(PlacementError, match="8265: must be HOST:PORT"),
+        connect(Placement(address="auto")),
+    ):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "import ray\n"], ids=["fresh", "ray-imported"])
+def test_a_program_can_run_two_jobs_whether_or_not_it_has_imported_ray(first: str) -> None:
+    """Ray reads its sign-in mode once, when it is imported."""
+    code = (
+        f"{first}"
+        "from cluster.placement import Placement\n"
+        "from cluster.session import connect\n"
+        "for _ in range(2):\n"
+        "    with connect(Placement()) as resources:\n"
+        "        assert resources.num_cpus >= 1\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert result.returncode == 0, result.stderr
+    assert ("its ports have no token" in result.stderr) == bool(first)
