@@ -1,0 +1,123 @@
+"""The command line: options in, words out. No logic of its own.
+
+Exit codes: 0 every row answered, 1 the job failed, 2 a bad value, 3 some rows are errors,
+4 the output folder is not free, 130 interrupted.
+"""
+
+import logging
+import sys
+from typing import NoReturn
+
+import click
+
+from jobs.errors import JobError, OutputError, RefusedError, WorkerError
+from runner.options import job_flags, load_config, read_job
+
+_EXIT_CODES: tuple[tuple[type[JobError], int], ...] = (
+    (RefusedError, 4),
+    (WorkerError, 1),
+    (OutputError, 1),
+    (JobError, 2),
+)
+"The first that fits."
+_SOME_ROWS_FAILED = 3
+_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Runs the command and exits with its code."""
+    try:
+        sys.exit(batchwright.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(_INTERRUPTED)
+    except JobError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: JobError) -> int:
+    """The code that says what kind of error ended the command."""
+    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="batchwright")
+def batchwright() -> None:
+    """Runs a language model over a data set: Parquet in, Arrow or Parquet out."""
+
+
+@batchwright.command()
+@click.argument("input", required=False)
+@click.argument("output", required=False)
+@click.option("-i", "--input", "input_option", metavar="PATH", help="INPUT, as a flag.")
+@click.option("-o", "--output", "output_option", metavar="FOLDER", help="OUTPUT, as a flag.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=load_config,
+    help="TOML file with the same names, underscores for dashes. Flags win over it.",
+)
+@job_flags
+@click.option("--overwrite", is_flag=True, help="Delete what an earlier job wrote to OUTPUT.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and the summary.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more of what goes on.")
+def run(
+    input: str | None,
+    output: str | None,
+    input_option: str | None,
+    output_option: str | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: object,
+) -> int:
+    """Answers every row of INPUT with a model, and writes OUTPUT.
+
+    INPUT is a Parquet file, a folder of them, or a glob; OUTPUT a folder that is new or empty. Both
+    must be on storage that all workers see.
+    """
+    from runner.progress import show_run
+    from runner.run import run_job
+
+    source = _one_of("INPUT", input, input_option)
+    target = _one_of("OUTPUT", output, output_option)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    for name in ("runner", "cluster", "workers", "jobs"):
+        level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
+        logging.getLogger(name).setLevel(level)
+    job, placement = read_job(source, target, values)
+    counts = show_run(
+        run_job(job, placement, overwrite=overwrite), target, quiet=quiet, as_json=as_json
+    )
+    return _SOME_ROWS_FAILED if counts.failed_rows else 0
+
+
+@batchwright.command()
+@click.argument("output")
+@click.option("--row", type=int, help="Show this row in full, token by token.")
+@click.option("--limit", type=int, default=5, show_default=True, help="Rows to list.")
+def show(output: str, row: int | None, limit: int) -> None:
+    """Shows what is in OUTPUT: counts, lengths and some rows, or one row in full."""
+    from runner.show import show_output, show_row
+
+    if row is None:
+        show_output(output, limit)
+    else:
+        show_row(output, row)
+
+
+def _one_of(name: str, argument: str | None, option: str | None) -> str:
+    value = argument if argument is not None else option
+    if value is None or (argument is not None and option is not None):
+        raise click.UsageError(f"give {name} once, as an argument or as a flag")
+    return value

@@ -1,0 +1,148 @@
+"""From a job to a plan: the input looked at, the model asked, every open value settled."""
+
+import os
+from collections.abc import Sequence
+
+from jobs.errors import InputError, SettingError
+from jobs.job import Job
+from jobs.kinds import KINDS
+from jobs.model import ModelFacts, settle_dtype
+from jobs.plan import Plan, settle_rows_per_shard
+from jobs.rows import RowSource, scan_input
+from jobs.sampling import RowSampling, check_min_against_max, resolve_sampling
+from jobs.schema import output_schema
+from workers.engine import Capabilities, load_engine, settle_max_length
+
+
+def make_plan(job: Job) -> Plan:
+    """Settles a job against its files and its model. Reads footers and config files only.
+
+    Raises JobError for whatever a user can get wrong about either.
+    """
+    _check_places(job)
+    source = scan_input(job.input)
+    kind, prompt_column = _find_prompt_column(job, source)
+    kept = _find_kept_columns(job, source)
+    engine = load_engine(job.model.engine)
+    _check_capabilities(job, engine.capabilities)
+    device = engine.find_device(job.model.device)
+    facts = engine.read_facts(job.model)
+    max_length = settle_max_length(job.max_model_len, facts)
+    if KINDS[kind].needs_tokenizer and not facts.has_tokenizer:
+        raise InputError(
+            f"{job.model.path}: the model has no tokenizer, so text cannot be read. Name one with "
+            "--tokenizer, or give token ids with --token-ids-column."
+        )
+    sampling, origins = resolve_sampling(job.sampling, facts.defaults)
+    _check_sampling(job, sampling, facts, max_length)
+    num_rows = min(source.num_rows, job.limit) if job.limit is not None else source.num_rows
+    row_bytes = sampling.max_new_tokens * 4 * facts.vocab_size if job.output_logits else 0
+    plan = Plan(
+        job=job,
+        source=source,
+        facts=facts,
+        sampling=sampling,
+        origins=origins,
+        kind=kind,
+        prompt_column=prompt_column,
+        kept_columns=tuple(kept),
+        max_length=max_length,
+        num_rows=num_rows,
+        rows_per_shard=settle_rows_per_shard(job, num_rows, row_bytes),
+        device=device,
+        dtype=settle_dtype(job.model, facts, device),
+    )
+    output_schema(plan)
+    return plan
+
+
+def _check_places(job: Job) -> None:
+    if os.path.isdir(job.input):
+        folder, output = os.path.realpath(job.input), os.path.realpath(job.output)
+        if output == folder or output.startswith(folder + os.sep):
+            raise SettingError(
+                f"{job.output}: the output lies inside the input folder, where another run would "
+                "read it as input. Choose a folder elsewhere."
+            )
+
+
+def _find_prompt_column(job: Job, source: RowSource) -> tuple[str, str]:
+    """The kind's name and its column: the one asked for, or the one kind whose column is there."""
+    columns = source.schema.names
+    asked = {name: getattr(job, name) for name in KINDS if getattr(job, name) is not None}
+    found = asked or {
+        name: kind.default_column for name, kind in KINDS.items() if kind.default_column in columns
+    }
+    defaults = " or ".join(repr(kind.default_column) for kind in KINDS.values())
+    flags = " or ".join(f"--{name.replace('_', '-')}" for name in KINDS)
+    has = f"It has: {', '.join(columns) or 'no columns'}."
+    if not found:
+        raise InputError(f"{job.input}: no column {defaults}. {has} Choose one with {flags}.")
+    if len(found) > 1:
+        raise InputError(
+            f"{job.input}: has both {' and '.join(map(repr, found.values()))}. Choose with {flags}."
+        )
+    [(name, column)] = found.items()
+    if column not in columns:
+        raise InputError(
+            f"{job.input}: no column {column!r}. {has} Use --{name.replace('_', '-')}."
+        )
+    type_ = source.schema.field(column).type
+    if not KINDS[name].accepts(type_):
+        raise InputError(
+            f"{job.input}: column {column!r} holds {type_}; --{name.replace('_', '-')} needs "
+            f"{KINDS[name].wanted}."
+        )
+    return name, column
+
+
+def _find_kept_columns(job: Job, source: RowSource) -> Sequence[str]:
+    columns = source.schema.names
+    missing = [name for name in job.keep or () if name not in columns]
+    if missing:
+        raise InputError(
+            f"{job.input}: no column {missing[0]!r} to keep. It has: {', '.join(columns)}."
+        )
+    return columns if job.keep is None else job.keep
+
+
+def _check_capabilities(job: Job, capabilities: Capabilities) -> None:
+    name = job.model.engine
+    if job.output_logits and not capabilities.logits:
+        raise SettingError(f"engine {name} cannot return logits. Use --engine torch.")
+    limit = capabilities.max_logprobs
+    if job.logprobs is not None and limit is not None and job.logprobs > limit:
+        raise SettingError(
+            f"engine {name} returns at most {limit} logprobs, and {job.logprobs} were asked for. "
+            "Ask for fewer, or use --engine torch."
+        )
+
+
+def _check_sampling(job: Job, sampling: RowSampling, facts: ModelFacts, max_length: int) -> None:
+    try:
+        check_min_against_max(sampling)
+    except ValueError as error:
+        raise SettingError(f"{error}.") from error
+    if sampling.max_new_tokens >= max_length:
+        raise SettingError(
+            f"max_new_tokens must be between 1 and {max_length - 1}, got "
+            f"{sampling.max_new_tokens}: a row holds {max_length} tokens, prompt included."
+        )
+    if job.logprobs is not None and job.logprobs > facts.vocab_size:
+        raise SettingError(
+            f"logprobs must be between 0 and {facts.vocab_size}, the size of the vocabulary, got "
+            f"{job.logprobs}."
+        )
+    for token_id in sorted(sampling.stop_token_ids):
+        if not 0 <= token_id < facts.vocab_size:
+            raise SettingError(
+                f"stop_token_id must be between 0 and {facts.vocab_size - 1}, got {token_id}."
+            )
+    row_bytes = sampling.max_new_tokens * 4 * facts.vocab_size
+    if job.output_logits and row_bytes > job.packing.logits_budget_bytes:
+        raise SettingError(
+            f"a row's logits can take {sampling.max_new_tokens} tokens x {facts.vocab_size} words "
+            f"x 4 bytes = {row_bytes:,} bytes, more than the logits budget of "
+            f"{job.packing.logits_budget_bytes:,}. Ask for fewer new tokens, or raise "
+            "--logits-budget."
+        )

@@ -1,0 +1,153 @@
+"""What a run looks like while it goes on, and its summary: words to stderr, data to stdout."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jobs.errors import WorkerError
+from jobs.report import Counts, ShardReport
+from runner.run import Finished, Started
+
+
+def show_run(
+    reports: Iterable[Started | ShardReport | Finished],
+    output: str,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> Counts:
+    """Goes through a run, showing a bar on a terminal and a line a shard elsewhere.
+
+    Returns the counts of the whole run.
+    """
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    with _display(console) as display:
+        for report in reports:
+            match report:
+                case Started():
+                    display.start(report)
+                case ShardReport():
+                    display.advance(report)
+                case Finished():
+                    finished = report
+                    break
+        else:
+            raise WorkerError("the run ended before it was finished.")
+    Console(stderr=True, highlight=False).print(
+        _summary(finished, output), soft_wrap=True, markup=False
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(_record(finished, output)) + "\n")
+    return finished.counts
+
+
+@contextmanager
+def _display(console: Console) -> Iterator["_Bar | _Lines"]:
+    if not console.is_terminal or console.quiet:
+        yield _Lines(console)
+        return
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows {task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        yield _Bar(progress)
+
+
+class _Bar:
+    """A bar that counts rows."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None, rate="")
+        self._tokens = self._errors = 0
+
+    def start(self, started: Started) -> None:
+        self._progress.update(
+            self._task,
+            description=_count(started.num_workers, "worker"),
+            total=started.num_rows,
+            completed=0,
+        )
+        for note in started.notes:
+            self._progress.console.print(note, soft_wrap=True, markup=False)
+
+    def advance(self, report: ShardReport) -> None:
+        self._tokens += report.counts.new_tokens
+        self._errors += report.counts.failed_rows
+        elapsed = self._progress.tasks[0].elapsed or 1.0
+        self._progress.update(
+            self._task,
+            advance=report.counts.rows,
+            rate=f"{_count(self._errors, 'error')} {self._tokens / elapsed:,.0f} tokens/s",
+        )
+
+
+class _Lines:
+    """One line a shard, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._num_shards = 0
+        self._num_done = 0
+
+    def start(self, started: Started) -> None:
+        self._num_shards = started.num_shards
+        shards, workers = _count(started.num_shards, "shard"), _count(started.num_workers, "worker")
+        work = f"{started.num_rows:,} rows, {shards}, {workers} on {started.where}"
+        for line in (*started.notes, work):
+            self._console.print(line, soft_wrap=True, markup=False)
+
+    def advance(self, report: ShardReport) -> None:
+        self._num_done += 1
+        counts = report.counts
+        failed = f", {_count(counts.failed_rows, 'error')}" if counts.failed_rows else ""
+        self._console.print(
+            f"shard {report.shard.index} ({self._num_done} of {self._num_shards}): "
+            f"{counts.rows:,} rows{failed}, {counts.new_tokens:,} tokens, {report.seconds:.1f} s "
+            f"({counts.new_tokens / report.seconds:,.0f} tokens/s)",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def _summary(finished: Finished, output: str) -> str:
+    counts, seconds = finished.counts, finished.seconds
+    if not counts.rows:
+        return f"nothing to do: the input has no rows\noutput in {output}"
+    lines = [
+        f"{counts.rows:,} rows: {counts.rows - counts.failed_rows:,} answered, "
+        f"{_count(counts.failed_rows, 'error')}",
+        *(f"  {code}: {number:,}" for code, number in sorted(counts.failed.items())),
+    ]
+    if counts.truncated:
+        lines.append(f"{counts.truncated:,} prompts were cut to fit")
+    lines += [
+        f"{counts.prompt_tokens:,} prompt tokens, {counts.new_tokens:,} new tokens, "
+        f"{seconds:.1f} s ({counts.new_tokens / seconds:,.0f} tokens/s)",
+        f"output in {output}",
+    ]
+    return "\n".join(lines)
+
+
+def _record(finished: Finished, output: str) -> dict[str, object]:
+    counts = finished.counts
+    return {
+        "output": output,
+        "failed_rows": counts.failed_rows,
+        "seconds": finished.seconds,
+        "tokens_per_s": counts.new_tokens / finished.seconds,
+        **counts.record(),
+    }

@@ -1,0 +1,80 @@
+"""The story of a run: check, plan, connect, claim, run, account for every row."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.placement import Placement, settle_seats
+from cluster.session import connect
+from jobs.job import Job
+from jobs.output import check_output, claim_output, mark_success
+from jobs.report import Counts, Part, ShardReport
+from runner.manifest import write_intent, write_manifest
+from runner.plan import make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first thing that a run yields: what is going to happen."""
+
+    num_rows: int
+    num_shards: int
+    num_workers: int
+    where: str
+    "The machine or the cluster."
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last thing that a run yields: what has come of it."""
+
+    counts: Counts
+    seconds: float
+    "Wall clock, from the start of Ray to the last part."
+
+
+def run_job(
+    job: Job, placement: Placement, *, overwrite: bool = False
+) -> Iterator[Started | ShardReport | Finished]:
+    """Runs a job and yields its reports as shards finish.
+
+    Raises JobError: before anything is started or written for all that can be known by then.
+    """
+    check_output(job.output, overwrite=overwrite)
+    plan = make_plan(job)
+    shards = plan.shards
+    started = time.perf_counter()
+    with connect(placement) as resources:
+        # Ray reads its environment, which connect() has set, when it is imported.
+        from cluster.pool import run_shards
+
+        seats = settle_seats(
+            placement,
+            resources,
+            device=plan.device,
+            threads=job.model.threads,
+            num_shards=len(shards),
+        )
+        claim_output(job.output, overwrite=overwrite)
+        write_intent(plan)
+        yield Started(
+            num_rows=plan.num_rows,
+            num_shards=len(shards),
+            num_workers=seats.num_workers,
+            where="this machine"
+            if placement.address is None
+            else f"the cluster {placement.address}",
+            notes=plan.facts.notes,
+        )
+        counts = Counts()
+        parts: list[Part] = []
+        for report in run_shards(plan, shards, seats):
+            counts += report.counts
+            parts.append(report.part)
+            yield report
+    assert counts.rows == plan.num_rows, f"{counts.rows} rows came back of {plan.num_rows}"
+    seconds = time.perf_counter() - started
+    write_manifest(plan, seats, counts, sorted(parts, key=lambda part: part.name), seconds)
+    mark_success(job.output)
+    yield Finished(counts, seconds)

@@ -1,0 +1,97 @@
+"""Running jobs in tests: the whole way but for Ray, and the command as a stranger would call it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.job import Job, Packing
+from jobs.model import ModelRef
+from jobs.output import claim_output, list_parts
+from jobs.parts import read_part
+from jobs.plan import Plan
+from jobs.report import Counts
+from jobs.sampling import Sampling
+from runner.manifest import write_intent
+from runner.plan import make_plan
+from workers.worker import Worker
+
+BATCHWRIGHT = os.path.join(os.path.dirname(sys.executable), "batchwright")
+
+
+def echo_job(source: Path, output: Path, **settings: object) -> Job:
+    """A job on the echo engine; settings go to the dataclass that has them."""
+    return make_job(source, output, ModelRef("echo", engine="echo"), **settings)
+
+
+def make_job(source: Path, output: Path, model: ModelRef, **settings: object) -> Job:
+    """A job of few greedy tokens; settings go to the dataclass that has them."""
+    sampling = {"max_new_tokens": 4, "temperature": 0.0}
+    packing: dict[str, object] = {"rows_per_batch": 4}
+    rest: dict[str, object] = {}
+    for name, value in settings.items():
+        if name in Sampling.__dataclass_fields__:
+            sampling[name] = value
+        elif name in Packing.__dataclass_fields__:
+            packing[name] = value
+        else:
+            rest[name] = value
+    return Job(
+        input=str(source),
+        output=str(output),
+        model=model,
+        sampling=Sampling(**sampling),
+        packing=Packing(**packing),
+        **rest,
+    )
+
+
+def run_here(job: Job) -> tuple[pa.Table, Counts]:
+    """Runs a job without Ray, in this process, and returns its rows and counts."""
+    plan = make_plan(job)
+    counts = run_plan(plan)
+    return read_rows(job.output), counts
+
+
+def run_plan(plan: Plan) -> Counts:
+    """Runs every shard of a plan in this process."""
+    claim_output(plan.job.output, overwrite=False)
+    write_intent(plan)
+    worker = Worker(plan)
+    worker.open()
+    counts = Counts()
+    for shard in plan.shards:
+        counts += worker.run_shard(shard).counts
+    return counts
+
+
+def read_rows(folder: str | Path) -> pa.Table:
+    """All rows of an output, in part order."""
+    return pa.concat_tables([read_part(path) for path in list_parts(str(folder))])
+
+
+def write_prompts(path: Path, prompts: list[str | None], **columns: list[object]) -> Path:
+    """A Parquet file with an id, a prompt, and what else is given."""
+    ids = pa.array(range(len(prompts)), pa.int64())
+    table = {"id": ids, "prompt": pa.array(prompts, pa.string()), **columns}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def batchwright(
+    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own."""
+    return subprocess.run(
+        [BATCHWRIGHT, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )

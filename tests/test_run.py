@@ -1,0 +1,95 @@
+"""Whole runs on a Ray of their own: what is written, what is printed, and the exit code."""
+
+import json
+import os
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pyarrow.dataset as ds
+import pytest
+from running import batchwright, read_rows, write_prompts
+
+ECHO = ("--model", "echo", "--engine", "echo", "--max-new-tokens", 4, "--temperature", 0)
+
+
+def test_a_run_from_end_to_end(tmp_path: Path) -> None:
+    """Cases I01, J16, J21, O17: one row for every row, the truth in the exit code, quiet logs."""
+    prompts = [None if i == 3 else f"row {i}" for i in range(10)]
+    write_prompts(tmp_path / "in.parquet", prompts)
+
+    result = batchwright(
+        "run", "in.parquet", "out", *ECHO, "--logprobs", 2, "--output-logits",
+        "--rows-per-shard", 4, "--num-workers", 1, "--json",
+        cwd=tmp_path, env={"RAY_ADDRESS": "http://127.0.0.1:1"},
+    )  # fmt: skip
+
+    assert result.returncode == 3, result.stderr
+    summary = json.loads(result.stdout)
+    assert (summary["rows"], summary["failed_rows"]) == (10, 1)
+    assert summary["failed"] == {"null_prompt": 1}
+    assert "\r" not in result.stderr
+    assert "\x1b" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert lines[0] == "10 rows, 3 shards, 1 worker on this machine"
+    assert sorted(line.split(":")[0].split(" ")[1] for line in lines[1:4]) == ["0", "1", "2"]
+    assert lines[4] == "10 rows: 9 answered, 1 error"
+    assert lines[5] == "  null_prompt: 1"
+    assert lines[-1] == "output in out"
+
+    folder = tmp_path / "out"
+    assert sorted(os.listdir(folder)) == [
+        "_SUCCESS", "_job.json", "_manifest.json", "_plan.json",
+        "part-00000.parquet", "part-00001.parquet", "part-00002.parquet",
+    ]  # fmt: skip
+    check_json_files(folder)
+    check_readers(folder)
+
+
+def check_json_files(folder: Path) -> None:
+    job, plan, manifest = (
+        json.loads((folder / f"_{name}.json").read_text()) for name in ("job", "plan", "manifest")
+    )
+    assert job["asked"]["sampling"]["top_k"] is None
+    assert (job["sampling"]["top_k"], job["sampling_origins"]["top_k"]) == (-1, "neutral")
+    assert job["asked"]["model"]["threads"] == 1
+    assert (plan["num_rows"], plan["shards"]) == (10, [[0, 4], [4, 8], [8, 10]])
+    assert plan["files"][0]["num_rows"] == 10
+    assert manifest["counts"]["rows"] == sum(part["num_rows"] for part in manifest["parts"]) == 10
+    assert manifest["versions"]["ray"] != "not installed"
+    assert manifest["placement"]["num_workers"] == 1
+
+
+def check_readers(folder: Path) -> None:
+    """The same rows in pyarrow, pandas and DuckDB, markers passed over."""
+    ours = read_rows(folder)
+    assert ours["row_id"].to_pylist() == list(range(10))
+    assert ds.dataset(folder).to_table().num_rows == 10
+    frame = pd.read_parquet(folder)
+    assert frame["id"].tolist() == list(range(10))
+    assert [len(ids) for ids in frame["token_ids"].dropna()] == [4] * 9
+    parts = f"read_parquet('{folder}/part-*.parquet')"
+    assert duckdb.sql(f"select count(*) from {parts}").fetchall() == [(10,)]
+    [(logits,)] = duckdb.sql(f"select logits from {parts} where row_id = 9").fetchall()
+    assert logits == ours["logits"][9].as_py()
+
+
+@pytest.mark.slow
+def test_a_second_run_is_refused_and_overwriting_starts_afresh(tmp_path: Path) -> None:
+    """An empty input is a success that says there was nothing to do: cases I06, O17."""
+    write_prompts(tmp_path / "in.parquet", [])
+    command = ("run", "in.parquet", "out", *ECHO)
+
+    first = batchwright(*command, "--output-format", "arrow", cwd=tmp_path)
+    again = batchwright(*command, cwd=tmp_path)
+    afresh = batchwright(*command, "--overwrite", "-q", cwd=tmp_path)
+
+    assert first.returncode == 0, first.stderr
+    assert "nothing to do: the input has no rows" in first.stderr
+    assert again.returncode == 4
+    assert "the folder is not empty" in again.stderr
+    assert afresh.returncode == 0
+    assert read_rows(tmp_path / "out").num_rows == 0
+    assert [name for name in os.listdir(tmp_path / "out") if name.startswith("part")] == [
+        "part-00000.parquet"
+    ]
