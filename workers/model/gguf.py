@@ -1,11 +1,13 @@
 """GGUF files, converted once to a folder of float32 weights that opens in a second."""
 
 import hashlib
+import io
 import json
 import logging
 import os
 import shutil
 import struct
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from huggingface_hub import cached_assets_path
@@ -33,7 +35,7 @@ def convert_gguf(path: Path) -> Path:
     folder = cache / f"{digest}-float32"
     if folder.exists():
         return folder
-    logger.info("converting %s, once for all later runs", path.name)
+    logger.info("converting %s, once for all later runs; it takes half a minute", path.name)
     draft = cache / f".{digest}.{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -49,7 +51,8 @@ def convert_gguf(path: Path) -> Path:
 
 
 def _write_converted(path: Path, folder: Path) -> None:
-    model = read_model(path.parent, dtype="float32", gguf_file=path.name)
+    with redirect_stderr(io.StringIO()):  # Its bar knows of no switch.
+        model = read_model(path.parent, dtype="float32", gguf_file=path.name)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
     # save_pretrained refuses a model that came from GGUF: these weights are no longer quantised.
     config = model.config.to_dict()
