@@ -1,8 +1,12 @@
 """Where a job runs: how many workers, and what each may use. Nothing here changes a result."""
 
+import logging
 from dataclasses import dataclass
+from math import isfinite
 
 from jobs.errors import PlacementError, SettingError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,13 @@ class Placement:
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 1:
             raise SettingError(f"num_workers must be at least 1, got {self.num_workers}.")
-        gpus = self.gpus_per_worker
-        if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
+        gpus, cpus = self.gpus_per_worker, self.cpus_per_worker
+        if gpus is not None and not (0 <= gpus <= 1 or (isfinite(gpus) and gpus == int(gpus) > 0)):
             raise SettingError(
                 f"gpus_per_worker must be 0, a fraction of 1, or a whole number, got {gpus:g}."
             )
-        if self.cpus_per_worker is not None and self.cpus_per_worker <= 0:
-            raise SettingError(f"cpus_per_worker must be above 0, got {self.cpus_per_worker:g}.")
+        if cpus is not None and not (isfinite(cpus) and cpus > 0):
+            raise SettingError(f"cpus_per_worker must be finite and above 0, got {cpus:g}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,16 @@ def settle_seats(
             f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs; the cluster has "
             f"{resources.num_cpus:g} CPUs and {resources.num_gpus:g} GPUs."
         )
-    room = int(resources.num_cpus // cpus)
+    room = _how_often(cpus, resources.num_cpus)
     if gpus:
-        room = min(room, int(resources.num_gpus // gpus))
-    return Seats(max(1, min(placement.num_workers or room, num_shards)), cpus, gpus)
+        room = min(room, _how_often(gpus, resources.num_gpus))
+    asked = placement.num_workers or room
+    if placement.address is None and asked > room:  # A cluster may grow; this machine will not.
+        logger.warning("%d workers were asked for; %d fit on this machine", asked, room)
+        asked = room
+    return Seats(max(1, min(asked, num_shards)), cpus, gpus)
+
+
+def _how_often(part: float, whole: float) -> int:
+    """How many parts fit into the whole, where 0.1 fits ten times into 1."""
+    return int(whole / part + 1e-9)

@@ -93,6 +93,7 @@ class _Pool:
             raise _explain(error, shard) from error
         if shard is None:
             self._losses.pop(None, None)
+            logger.debug("a worker is ready")
         if self._waiting:
             following = self._waiting.popleft()
             self._calls[worker.run_shard.remote(following)] = (worker, following)
@@ -117,6 +118,7 @@ class _Pool:
 
 def _explain(error: RayTaskError, shard: Shard | None) -> JobError:
     """The worker's own error if a user can act on it, else one that names the shard."""
+    logger.debug("%s", error)  # With the worker's traceback.
     cause = error.cause
     if isinstance(cause, JobError):
         return cause

@@ -58,6 +58,10 @@ def _prepare_environment(*, is_local: bool) -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+def _shows_worker_logs() -> bool:
+    return logger.isEnabledFor(logging.DEBUG)
+
+
 def _start_local() -> None:
     import ray
 
@@ -67,7 +71,7 @@ def _start_local() -> None:
                 address="local",
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
-                log_to_driver=False,
+                log_to_driver=_shows_worker_logs(),
                 logging_level=logging.ERROR,
             )
             return
@@ -82,7 +86,7 @@ def _attach(address: str) -> None:
 
     _probe(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=_shows_worker_logs(), logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise PlacementError(
             f"{address}: no Ray cluster can be joined there: {error}. If it asks for a token, set "

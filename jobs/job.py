@@ -19,7 +19,7 @@ class Packing:
     rows_per_shard: int | None = None
     "Rows of one part. None: from the number of rows, a few batches each."
     logits_budget_bytes: int = 2**30
-    "Most bytes of logits, as float32, that a worker holds at a time."
+    "Most bytes of logits, as float32, and of long lists of alternatives that a worker holds."
 
 
 @dataclass(frozen=True, slots=True)

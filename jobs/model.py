@@ -45,6 +45,8 @@ class ModelFacts:
     has_tokenizer: bool
     dtype: str
     "Type of the weights as stored."
+    added_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    "What the tokenizer puts before and after a text unless told not to."
     files: tuple[str, ...] = ()
     "Paths of the files that decide what the model answers."
     notes: tuple[str, ...] = ()

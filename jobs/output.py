@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.errors import OutputError, RefusedError
+from jobs.errors import OutputError, RefusedError, SettingError
 
 JOB, PLAN, MANIFEST, SUCCESS = "_job.json", "_plan.json", "_manifest.json", "_SUCCESS"
 _PART = re.compile(r"part-\d{5,}\.(parquet|arrow)")
@@ -27,18 +27,21 @@ def check_output(folder: str, *, overwrite: bool) -> None:
     """Looks at the output folder without touching it.
 
     Raises RefusedError if it holds anything, and overwrite was not asked for or it is not a job's
-    folder; OutputError if it cannot be a folder.
+    folder; SettingError if it cannot be a folder; OutputError if it must not be written.
     """
     if "://" in folder:
-        raise OutputError(
+        raise SettingError(
             f"{folder}: only local folders can be written. Give a path without a scheme."
         )
     path = Path(folder)
     if not path.exists():
-        _check_writable(next(parent for parent in path.absolute().parents if parent.exists()))
+        parent = next(parent for parent in path.absolute().parents if parent.exists())
+        if not parent.is_dir():
+            raise SettingError(f"{folder}: {parent} is a file. Choose another folder.")
+        _check_writable(parent)
         return
     if not path.is_dir():
-        raise OutputError(f"{folder}: is a file. Choose a folder.")
+        raise SettingError(f"{folder}: is a file. Choose a folder.")
     _check_writable(path)
     names = sorted(os.listdir(path))
     if names and not overwrite:
@@ -66,13 +69,19 @@ def _is_ours(name: str) -> bool:
 
 
 def claim_output(folder: str, *, overwrite: bool) -> None:
-    """Makes the folder, and empties it of an earlier job's files if overwrite is asked for."""
+    """Makes the folder, empties it of an earlier job's files if asked, and takes it for this job.
+
+    Raises RefusedError if another run takes it at the same moment.
+    """
     check_output(folder, overwrite=overwrite)
     try:
         os.makedirs(folder, exist_ok=True)
         # The marks go first: should this be broken off, nobody takes the rest for a whole job.
         for name in sorted(os.listdir(folder), key=lambda name: (name != SUCCESS, name)):
             os.unlink(os.path.join(folder, name))
+        os.close(os.open(os.path.join(folder, JOB), os.O_CREAT | os.O_EXCL))
+    except FileExistsError as error:
+        raise RefusedError(f"{folder}: another run has just taken it. Choose another.") from error
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made ready: {error}") from error
 

@@ -15,7 +15,7 @@ from jobs.plan import Shard
 from jobs.report import Part
 
 _ROW_GROUP_BYTES = 128 * 2**20
-"Most bytes of logits in a row group, so that a reader with little memory can go through a part."
+"Most bytes of a row group, so that a reader with little memory can go through a part."
 
 
 def is_bulky(field: pa.Field) -> bool:
@@ -99,13 +99,12 @@ class PartWriter:
 
 
 def _pieces(table: pa.Table) -> list[pa.Table]:
-    """Cuts a table where its logits exceed a row group's bytes; other columns are small."""
-    names = [field.name for field in table.schema if is_bulky(field)]
-    if not names:
+    """Cuts a table into row groups of few enough bytes; a row alone may be larger."""
+    if table.nbytes <= _ROW_GROUP_BYTES:
         return [table]
     starts, held = [0], 0
     for row in range(table.num_rows):
-        size = sum(table.column(name).slice(row, 1).nbytes for name in names)
+        size = table.slice(row, 1).nbytes
         if held and held + size > _ROW_GROUP_BYTES:
             starts.append(row)
             held = 0

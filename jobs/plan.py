@@ -3,15 +3,17 @@
 import math
 from dataclasses import dataclass
 
+from jobs.files import RowSource
 from jobs.job import Job
 from jobs.model import ModelFacts
-from jobs.rows import RowSource
 from jobs.sampling import Origin, RowSampling
 
 BATCHES_PER_SHARD = 16
 "Ends of shards cost a little idle time, so big inputs get big shards."
 SHARDS_WANTED = 64
 "Enough that a few workers end together; small inputs get shards of one batch."
+FEW_ALTERNATIVES = 64
+"Lists of alternatives up to this length are small beside everything else."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,13 @@ class Plan:
     rows_per_shard: int
     device: str
     dtype: str
+    notes: tuple[str, ...]
+    "What nobody asked for and yet decides what comes out, in sentences."
+
+    @property
+    def bulky_bytes_per_token(self) -> int:
+        """Bytes of logits and long lists of alternatives of each new token; 0 if there are none."""
+        return bulky_bytes_per_token(self.job, self.facts.vocab_size)
 
     @property
     def input_columns(self) -> list[str]:
@@ -72,7 +81,17 @@ def plan_shards(num_rows: int, rows_per_shard: int) -> list[Shard]:
     ]
 
 
-def settle_rows_per_shard(job: Job, num_rows: int, logits_bytes_per_row: int) -> int:
+def bulky_bytes_per_token(job: Job, vocab_size: int) -> int:
+    """Bytes of logits, and of long lists of alternatives, that come with each new token.
+
+    Where there are any, a worker holds one batch of them at a time. Short lists do not count: a
+    whole shard of them is small.
+    """
+    alternatives = job.logprobs or 0
+    return 4 * vocab_size * job.output_logits + 8 * alternatives * (alternatives > FEW_ALTERNATIVES)
+
+
+def settle_rows_per_shard(job: Job, num_rows: int, bulky_bytes_per_row: int) -> int:
     """Chooses the shard size from what is asked and how many rows there are, never from workers.
 
     Workers come and go; the cut into shards, and with it every byte, must not follow them.
@@ -82,6 +101,6 @@ def settle_rows_per_shard(job: Job, num_rows: int, logits_bytes_per_row: int) ->
         return packing.rows_per_shard
     batches = math.ceil(num_rows / (SHARDS_WANTED * packing.rows_per_batch))
     rows = packing.rows_per_batch * min(max(batches, 1), BATCHES_PER_SHARD)
-    if logits_bytes_per_row:
-        rows = min(rows, max(1, packing.logits_budget_bytes // logits_bytes_per_row))
+    if bulky_bytes_per_row:
+        rows = min(rows, max(1, packing.logits_budget_bytes // bulky_bytes_per_row))
     return rows

@@ -1,132 +1,17 @@
-"""Input files: which they are, how many rows they hold, and reading any stretch of their rows.
+"""Reading any stretch of the input's rows."""
 
-Finding files, counting rows and checking columns look at footers only.
-"""
-
-import glob
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import InputError
+from jobs.files import InputFile, RowSource
 
-_SUFFIXES = (".parquet", ".pq")
 _ROWS_PER_READ = 1024
 "Small enough that a row of long text does not fill memory, large enough to be fast."
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """A file of rows, and what tells it from a changed one."""
-
-    path: str
-    num_rows: int
-    num_row_groups: int
-    size_bytes: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowSource:
-    """The input: its files in name order, and the one schema that all of them fit."""
-
-    files: tuple[InputFile, ...]
-    schema: pa.Schema
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in all files."""
-        return sum(file.num_rows for file in self.files)
-
-
-def scan_input(pattern: str) -> RowSource:
-    """Finds the files that pattern names and reads their footers.
-
-    Raises InputError if nothing is found, a file is no Parquet file, or two files disagree.
-    """
-    paths = _find_files(pattern)
-    with ThreadPoolExecutor(max_workers=16) as readers:
-        footers = list(readers.map(_read_footer, paths))
-    files = tuple(file for file, _ in footers)
-    return RowSource(files, _unify([(file.path, schema) for file, schema in footers]))
-
-
-def _find_files(pattern: str) -> list[str]:
-    if "://" in pattern:
-        raise InputError(f"{pattern}: only local paths can be read. Give a path without a scheme.")
-    # A path that exists is meant literally, whatever signs of a pattern its name contains.
-    if os.path.isdir(pattern):
-        return _find_in_folder(pattern)
-    if os.path.exists(pattern):
-        return [pattern]
-    if not glob.has_magic(pattern):
-        raise InputError(f"{pattern}: no such file or folder.")
-    paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-    visible = sorted(path for path in paths if not _is_hidden(os.path.basename(path)))
-    if not visible:
-        raise InputError(f"{pattern}: no file matches this pattern.")
-    return visible
-
-
-def _find_in_folder(folder: str) -> list[str]:
-    paths = []
-    for parent, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not _is_hidden(name)]
-        for name in subfolders:
-            if "=" in name:
-                raise InputError(
-                    f"{os.path.join(parent, name)}: folders that hold a column's value in their "
-                    "name cannot be read yet. Give the files themselves, or a glob."
-                )
-        paths += [
-            os.path.join(parent, name)
-            for name in names
-            if name.endswith(_SUFFIXES) and not _is_hidden(name)
-        ]
-    if not paths:
-        raise InputError(f"{folder}: the folder holds no file that ends in .parquet or .pq.")
-    return sorted(paths, key=lambda path: Path(path).relative_to(folder).parts)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(("_", "."))
-
-
-def _read_footer(path: str) -> tuple[InputFile, pa.Schema]:
-    try:
-        stat = os.stat(path)
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            schema = file.schema_arrow.remove_metadata()
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read as a Parquet file: {error}") from error
-    return (
-        InputFile(path, metadata.num_rows, metadata.num_row_groups, stat.st_size, stat.st_mtime_ns),
-        schema,
-    )
-
-
-def _unify(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
-    first_path, unified = schemas[0]
-    for path, schema in schemas[1:]:
-        if schema.equals(unified):
-            continue
-        try:
-            unified = pa.unify_schemas([unified, schema])
-        except pa.ArrowException as error:
-            raise InputError(
-                f"{path} and {first_path} hold columns of one name and different types: {error} "
-                "Convert one of them."
-            ) from error
-    if len(set(unified.names)) < len(unified.names):
-        raise InputError(f"{first_path}: two columns have the same name: {unified.names}.")
-    return unified
 
 
 class RowReader:
@@ -155,7 +40,8 @@ class RowReader:
             piece = batch.slice(offset, stop - start)
             tables.append(_conform(pa.Table.from_batches([piece]), self._schema))
             start += piece.num_rows
-        return pa.concat_tables(tables)
+        # One dictionary a column: an Arrow file cannot change it on the way.
+        return pa.concat_tables(tables).unify_dictionaries()
 
     def _batch_at(self, row_id: int) -> pa.RecordBatch:
         if not self._batch_start <= row_id < self._group_stop:
@@ -206,10 +92,11 @@ class RowReader:
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Gives a file's rows the schema of all files: absent columns are null, types the wider one."""
     present = set(table.column_names)
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in present
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
+    columns = []
+    for field in schema:
+        column = table.column(field.name) if field.name in present else None
+        if column is None:
+            columns.append(pa.nulls(table.num_rows, field.type))
+        else:
+            columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)

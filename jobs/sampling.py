@@ -1,6 +1,7 @@
 """What sampling values may be, where unset ones come from, and the seed of each row."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import index
 from typing import Literal, SupportsFloat, SupportsIndex
@@ -85,20 +86,26 @@ class RowSampling:
         )
 
 
-def check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: "Sampling | RowSampling") -> None:
     """Checks each value against its range, in the seed's order.
 
     Raises TypeError for a value that is no number of the right kind, ValueError for one out of
-    range. min_new_tokens above max_new_tokens is the last thing looked at.
+    range.
     """
     check_max_new_tokens(sampling.max_new_tokens)
     for name in RANGES:
         value = getattr(sampling, name)
         if value is not None:
             _check_value(name, value)
-    for token_id in sampling.stop_token_ids:
+    check_stop_token_ids(sampling.stop_token_ids)
+    if isinstance(sampling, Sampling):
+        as_integer("seed", sampling.seed)
+
+
+def check_stop_token_ids(token_ids: Iterable[object]) -> None:
+    """Raises TypeError unless all are integers."""
+    for token_id in token_ids:
         as_integer("stop_token_ids", token_id)
-    as_integer("seed", sampling.seed)
 
 
 def check_min_against_max(sampling: RowSampling) -> None:
@@ -181,6 +188,12 @@ def resolve_sampling(
         ignore_eos=bool(sampling.ignore_eos),
         stop_token_ids=frozenset(index(token_id) for token_id in sampling.stop_token_ids),
     )
+    try:
+        check_sampling(settled)
+    except ValueError as error:  # What was asked has been checked before.
+        raise ValueError(
+            f"the model's generation config: {error}. Give a value of yours"
+        ) from error
     return settled, origins
 
 

@@ -9,9 +9,11 @@ import sys
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from jobs.errors import JobError, OutputError, RefusedError, WorkerError
-from runner.options import job_flags, load_config, read_job
+from runner.config import PLACES, load_config
+from runner.options import job_flags, read_job
 
 _EXIT_CODES: tuple[tuple[type[JobError], int], ...] = (
     (RefusedError, 4),
@@ -69,12 +71,13 @@ def batchwright() -> None:
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier job wrote to OUTPUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and the summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Print more of what goes on.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what workers print, and tracebacks.")
+@click.pass_context
 def run(
+    ctx: click.Context,
+    /,
     input: str | None,
     output: str | None,
-    input_option: str | None,
-    output_option: str | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -89,8 +92,7 @@ def run(
     from runner.progress import show_run
     from runner.run import run_job
 
-    source = _one_of("INPUT", input, input_option)
-    target = _one_of("OUTPUT", output, output_option)
+    source, target = _one_of(ctx, "input", input), _one_of(ctx, "output", output)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     for name in ("runner", "cluster", "workers", "jobs"):
         level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
@@ -116,8 +118,12 @@ def show(output: str, row: int | None, limit: int) -> None:
         show_row(output, row)
 
 
-def _one_of(name: str, argument: str | None, option: str | None) -> str:
-    value = argument if argument is not None else option
-    if value is None or (argument is not None and option is not None):
-        raise click.UsageError(f"give {name} once, as an argument or as a flag")
-    return value
+def _one_of(ctx: click.Context, name: str, argument: str | None) -> str:
+    """INPUT or OUTPUT, from the argument, else the flag, else the configuration file."""
+    option_name = PLACES[name]
+    option: str | None = ctx.params[option_name]
+    if ctx.get_parameter_source(option_name) is not ParameterSource.COMMANDLINE:
+        option = None if argument is not None else option
+    if (argument is None) == (option is None):
+        raise click.UsageError(f"give {name.upper()} once, as an argument or as a flag")
+    return argument or option or ""

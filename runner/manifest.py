@@ -45,7 +45,7 @@ def write_manifest(
             "placement": dataclasses.asdict(seats) | {"device": plan.device},
             "machine": {"system": platform.platform(), "processor": _processor()},
             "versions": {"python": platform.python_version()} | _versions(),
-            "notes": [*plan.facts.notes, *_notes(plan)],
+            "notes": list(plan.notes),
         },
     )
 
@@ -67,18 +67,6 @@ def _settled(plan: Plan) -> dict[str, object]:
         "device": plan.device,
         "dtype": plan.dtype,
     }
-
-
-def _notes(plan: Plan) -> list[str]:
-    taken = sorted(name for name, origin in plan.origins.items() if origin == "model")
-    notes = []
-    if taken:
-        values = ", ".join(f"{name} {getattr(plan.sampling, name)}" for name in taken)
-        notes.append(f"Taken from the model's generation config: {values}.")
-    if plan.kind == "prompt_column":
-        word = "not added" if plan.job.add_special_tokens == "no" else "as the tokenizer adds them"
-        notes.append(f"Special tokens: {word}.")
-    return notes
 
 
 def _hash(path: str) -> str:

@@ -5,10 +5,8 @@ Defaults stand in the dataclasses alone.
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -40,7 +38,7 @@ class Flag:
         return self.names[0].removeprefix("--").split("/")[0].replace("-", "_")
 
 
-class _Size(click.ParamType[int]):
+class Size(click.ParamType[int]):
     """Bytes: a number, or one with KiB, MiB or GiB."""
 
     name = "size"
@@ -53,7 +51,7 @@ class _Size(click.ParamType[int]):
         unit = next((unit for unit in self._units if text.endswith(unit)), "")
         try:
             return int(float(text.removesuffix(unit)) * self._units.get(unit, 1))
-        except ValueError:
+        except (ValueError, OverflowError):
             self.fail(f"{value!r} is no size. Give a number, or one with KiB, MiB or GiB.")
 
 
@@ -139,8 +137,8 @@ FLAGS = (
          "Most tokens of prompt and answer that a batch may come to hold."),
     Flag(Packing, "rows_per_shard", ("--rows-per-shard",), int, "Rows of one part.",
          unset="from the number of rows"),
-    Flag(Packing, "logits_budget_bytes", ("--logits-budget",), _Size(),
-         "Most bytes of logits that a worker holds, such as 512MiB."),
+    Flag(Packing, "logits_budget_bytes", ("--logits-budget",), Size(),
+         "Most bytes of logits and long lists of alternatives a worker holds, such as 512MiB."),
     Flag(Placement, "num_workers", ("--num-workers",), int, "Workers to start.",
          unset="one a GPU, or as many as the CPUs allow"),
     Flag(Placement, "gpus_per_worker", ("--gpus-per-worker",), float, "GPUs of a worker.",
@@ -191,27 +189,6 @@ def read_job(source: str, output: str, values: Values) -> tuple[Job, Placement]:
         **given[Job],
     )
     return job, placement
-
-
-def load_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    """Takes a TOML file's values as defaults, so that flags win over it.
-
-    Raises UsageError for a key that no flag has.
-    """
-    if path is None:
-        return
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise click.BadParameter(f"{path}: cannot be read: {error}") from error
-    known = {str(option.name) for option in ctx.command.params if option.name != param.name}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        near = get_close_matches(unknown[0], known, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(known))}."
-        raise click.BadParameter(f"{path}: there is no key {unknown[0]!r}. {remedy}")
-    ctx.default_map = values
 
 
 def _value(flag: Flag, values: Values) -> object:

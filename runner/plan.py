@@ -1,15 +1,15 @@
 """From a job to a plan: the input looked at, the model asked, every open value settled."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobs.errors import InputError, SettingError
+from jobs.files import RowSource, fixed_folder, scan_input
 from jobs.job import Job
 from jobs.kinds import KINDS
 from jobs.model import ModelFacts, settle_dtype
-from jobs.plan import Plan, settle_rows_per_shard
-from jobs.rows import RowSource, scan_input
-from jobs.sampling import RowSampling, check_min_against_max, resolve_sampling
+from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
+from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
 from jobs.schema import output_schema
 from workers.engine import Capabilities, load_engine, settle_max_length
 
@@ -19,8 +19,8 @@ def make_plan(job: Job) -> Plan:
 
     Raises JobError for whatever a user can get wrong about either.
     """
-    _check_places(job)
     source = scan_input(job.input)
+    _check_places(job, source)
     kind, prompt_column = _find_prompt_column(job, source)
     kept = _find_kept_columns(job, source)
     engine = load_engine(job.model.engine)
@@ -33,10 +33,13 @@ def make_plan(job: Job) -> Plan:
             f"{job.model.path}: the model has no tokenizer, so text cannot be read. Name one with "
             "--tokenizer, or give token ids with --token-ids-column."
         )
-    sampling, origins = resolve_sampling(job.sampling, facts.defaults)
+    try:
+        sampling, origins = resolve_sampling(job.sampling, facts.defaults)
+    except ValueError as error:
+        raise SettingError(f"{error}.") from error
     _check_sampling(job, sampling, facts, max_length)
     num_rows = min(source.num_rows, job.limit) if job.limit is not None else source.num_rows
-    row_bytes = sampling.max_new_tokens * 4 * facts.vocab_size if job.output_logits else 0
+    row_bytes = sampling.max_new_tokens * bulky_bytes_per_token(job, facts.vocab_size)
     plan = Plan(
         job=job,
         source=source,
@@ -51,19 +54,56 @@ def make_plan(job: Job) -> Plan:
         rows_per_shard=settle_rows_per_shard(job, num_rows, row_bytes),
         device=device,
         dtype=settle_dtype(job.model, facts, device),
+        notes=_notes(job, facts, sampling, origins, kind),
     )
     output_schema(plan)
     return plan
 
 
-def _check_places(job: Job) -> None:
-    if os.path.isdir(job.input):
-        folder, output = os.path.realpath(job.input), os.path.realpath(job.output)
-        if output == folder or output.startswith(folder + os.sep):
+def _notes(
+    job: Job, facts: ModelFacts, sampling: RowSampling, origins: Mapping[str, Origin], kind: str
+) -> tuple[str, ...]:
+    """What nobody asked for and yet decides what comes out, in sentences."""
+    notes = list(facts.notes)
+    taken = [name for name, origin in origins.items() if origin == "model"]
+    if taken:
+        values = ", ".join(f"{name} {getattr(sampling, name):g}" for name in taken)
+        notes.append(f"From the model's generation config: {values}.")
+    endings = sorted({*facts.eos_token_ids, *sampling.stop_token_ids})
+    if sampling.ignore_eos or not endings:
+        notes.append("No token ends a row.")
+    else:
+        notes.append(f"A row ends with {_tokens(endings)}.")
+    if KINDS[kind].needs_tokenizer:
+        before, after = facts.added_token_ids
+        added = [*before, *after] if job.add_special_tokens != "no" else []
+        notes.append(f"The tokenizer adds {_tokens(added) if added else 'nothing'} to a text.")
+    return tuple(notes)
+
+
+def _tokens(token_ids: Sequence[int]) -> str:
+    return f"token{'s' * (len(token_ids) > 1)} {', '.join(map(str, token_ids))}"
+
+
+def _check_places(job: Job, source: RowSource) -> None:
+    """Neither may the output destroy the input, nor become part of it."""
+    output = os.path.realpath(job.output)
+    for file in source.files:
+        if _is_inside(os.path.realpath(file.path), output):
             raise SettingError(
-                f"{job.output}: the output lies inside the input folder, where another run would "
-                "read it as input. Choose a folder elsewhere."
+                f"{file.path}: the input lies inside the output folder. Choose another folder."
             )
+    is_deep = os.path.isdir(job.input) or "**" in job.input
+    folder = job.input if os.path.isdir(job.input) else fixed_folder(job.input)
+    if is_deep and _is_inside(output, os.path.realpath(folder)):
+        raise SettingError(
+            f"{job.output}: the output lies inside the input, where another run would read it. "
+            "Choose a folder elsewhere."
+        )
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
 
 
 def _find_prompt_column(job: Job, source: RowSource) -> tuple[str, str]:
@@ -87,6 +127,11 @@ def _find_prompt_column(job: Job, source: RowSource) -> tuple[str, str]:
         raise InputError(
             f"{job.input}: no column {column!r}. {has} Use --{name.replace('_', '-')}."
         )
+    if column in source.lacking:
+        raise InputError(
+            f"{source.lacking[column]}: no column {column!r}, which other files have. Leave the "
+            "file out, or rename its column."
+        )
     type_ = source.schema.field(column).type
     if not KINDS[name].accepts(type_):
         raise InputError(
@@ -103,7 +148,7 @@ def _find_kept_columns(job: Job, source: RowSource) -> Sequence[str]:
         raise InputError(
             f"{job.input}: no column {missing[0]!r} to keep. It has: {', '.join(columns)}."
         )
-    return columns if job.keep is None else job.keep
+    return columns if job.keep is None else list(dict.fromkeys(job.keep))
 
 
 def _check_capabilities(job: Job, capabilities: Capabilities) -> None:
@@ -138,11 +183,11 @@ def _check_sampling(job: Job, sampling: RowSampling, facts: ModelFacts, max_leng
             raise SettingError(
                 f"stop_token_id must be between 0 and {facts.vocab_size - 1}, got {token_id}."
             )
-    row_bytes = sampling.max_new_tokens * 4 * facts.vocab_size
-    if job.output_logits and row_bytes > job.packing.logits_budget_bytes:
+    token_bytes = bulky_bytes_per_token(job, facts.vocab_size)
+    if sampling.max_new_tokens * token_bytes > job.packing.logits_budget_bytes:
         raise SettingError(
-            f"a row's logits can take {sampling.max_new_tokens} tokens x {facts.vocab_size} words "
-            f"x 4 bytes = {row_bytes:,} bytes, more than the logits budget of "
-            f"{job.packing.logits_budget_bytes:,}. Ask for fewer new tokens, or raise "
-            "--logits-budget."
+            f"a row's logits and alternatives can take {sampling.max_new_tokens} tokens x "
+            f"{token_bytes:,} bytes = {sampling.max_new_tokens * token_bytes:,} bytes, more than "
+            f"the logits budget of {job.packing.logits_budget_bytes:,}. Ask for fewer new tokens, "
+            "or raise --logits-budget."
         )

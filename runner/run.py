@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cluster.placement import Placement, settle_seats
 from cluster.session import connect
+from jobs.errors import InputError, ModelError, WorkerError
 from jobs.job import Job
 from jobs.output import check_output, claim_output, mark_success
 from jobs.report import Counts, Part, ShardReport
@@ -65,14 +66,17 @@ def run_job(
             where="this machine"
             if placement.address is None
             else f"the cluster {placement.address}",
-            notes=plan.facts.notes,
+            notes=plan.notes,
         )
         counts = Counts()
         parts: list[Part] = []
-        for report in run_shards(plan, shards, seats):
-            counts += report.counts
-            parts.append(report.part)
-            yield report
+        try:
+            for report in run_shards(plan, shards, seats):
+                counts += report.counts
+                parts.append(report.part)
+                yield report
+        except (InputError, ModelError) as error:  # What was right at the start no longer is.
+            raise WorkerError(str(error)) from error
     assert counts.rows == plan.num_rows, f"{counts.rows} rows came back of {plan.num_rows}"
     seconds = time.perf_counter() - started
     write_manifest(plan, seats, counts, sorted(parts, key=lambda part: part.name), seconds)

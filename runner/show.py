@@ -33,7 +33,7 @@ def show_output(folder: str, limit: int) -> None:
         .rename_columns(list(_COLUMNS))
         .to_pandas(types_mapper=pd.ArrowDtype)
     )
-    console = Console(highlight=False)
+    console = _console()
     console.print(f"{len(rows):,} rows in {len(parts):,} parts\n")
     console.print(_counts("finish_reason", rows["finish_reason"]))
     codes = rows["error"].dropna().map(lambda error: error["code"])
@@ -48,11 +48,16 @@ def show_row(folder: str, row_id: int) -> None:
     """Prints every column of one row, and its tokens with their log-probabilities."""
     prefix = str(_asked(folder)["output_prefix"])
     row, bulky = _find_row(folder, prefix + "row_id", row_id)
-    console = Console(highlight=False)
+    console = _console()
     console.print(_fields(row, bulky))
     own = {name.removeprefix(prefix): value for name, value in row.items()}
     if own.get("token_ids"):
         console.print(_tokens(own, _spell(folder, own, console)))
+
+
+def _console() -> Console:
+    # Brackets and colons in people's text are not rich's markup and emoji.
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def _asked(folder: str) -> Mapping[str, object]:
@@ -103,15 +108,22 @@ def _find_row(folder: str, column: str, row_id: int) -> tuple[dict[str, object],
     file_format = str(_asked(folder)["output_format"])
     index = next((i for i, (start, stop) in enumerate(shards) if start <= row_id < stop), None)
     if index is None:
-        raise InputError(f"{folder}: no row {row_id}. Rows are 0 to {shards[-1][1] - 1}.")
+        there_are = f"Rows are 0 to {shards[-1][1] - 1}" if shards[-1][1] else "There are no rows"
+        raise InputError(f"{folder}: no row {row_id}. {there_are}.")
     path = os.path.join(folder, part_name(index, file_format))
     schema = part_schema(path)
     bulky = {field.name: str(field.type) for field in schema if is_bulky(field)}
     names = [name for name in schema.names if name not in bulky]
     part = read_part(path, names)
     place = part.column(column).to_pylist().index(row_id)
-    [row] = part.slice(place, 1).to_pylist()
-    return row, bulky
+    return {name: _value(part.column(name)[place]) for name in names}, bulky
+
+
+def _value(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError as error:
+        return f"no valid UTF-8: {error}"
 
 
 def _fields(row: Mapping[str, object], bulky: Mapping[str, str]) -> Table:
@@ -157,7 +169,7 @@ def _spell(folder: str, row: Mapping[str, object], console: Console) -> dict[int
     try:
         words = load_engine(model.engine).spell(model, ordered)
     except ModelError as error:
-        console.print(f"tokens are shown by id alone: {error}", soft_wrap=True, markup=False)
+        console.print(f"tokens are shown by id alone: {error}", soft_wrap=True)
         return {}
     return {token_id: repr(word) for token_id, word in zip(ordered, words, strict=True)}
 

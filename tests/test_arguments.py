@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jobs.completion import Capture
@@ -326,6 +327,8 @@ def test_a_value_given_wins_even_if_it_is_zero() -> None:
         (2**64 - 1, [2**64 - 1, 2**32 - 1]),
         (2**64, [0, 2**32]),
         (2**70 + 5, [5, 5 + 2**32]),
+        (np.int64(-1), [2**64 - 1, 2**32 - 1]),
+        (np.uint64(2**64 - 1), [2**64 - 1, 2**32 - 1]),
         (-(2**63) - 1, [2**63 - 1, 2**63 - 1 + 2**32]),
     ],
 )
@@ -348,3 +351,30 @@ def test_the_capture_reaches_the_pipeline(const5: BatchPipeline) -> None:
 
 def test_capture_is_plain_data() -> None:
     assert dataclasses.asdict(Capture(5, True)) == {"logprobs": 5, "logits": True}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (RowSampling(0), "max_new_tokens must be at least 1"),
+        (RowSampling(1, temperature=-1.0), "temperature must be between 0 and 2"),
+        (RowSampling(1, temperature=NAN), "temperature must be between 0 and 2"),
+        (RowSampling(1, top_p=-2.0), "top_p must be between 0 and 1"),
+        (RowSampling(1, min_new_tokens=2), "more than max_new_tokens"),
+    ],
+)
+def test_rows_of_contexts_are_checked_too(sampling: RowSampling, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        GenerateIterator.from_contexts(Closed(), [RowContext((1,), sampling, 0)])
+
+
+def test_contexts_may_have_any_seed_and_top_k_0_for_off(const5: BatchPipeline) -> None:
+    def run(top_k: int, seed: int) -> list[list[int]]:
+        context = RowContext((0,), RowSampling(8, top_k=top_k), seed)
+        with GenerateIterator.from_contexts(const5, [context]) as batch:
+            for _ in batch:
+                pass
+        return batch.sequences
+
+    assert run(0, -1) == run(-1, 2**64 - 1)
+    assert const5.num_open_rows == 0

@@ -74,10 +74,12 @@ def test_help_loads_neither_torch_nor_ray_nor_arrow() -> None:
         (["--keep", "nope"], "no column 'nope' to keep. It has: id, prompt."),
         (["--engine", "tensor"], "there is no engine 'tensor'. There are: torch, echo."),
         (["--device", "cuda"], "the echo engine runs on the CPU."),
+        (["--gpus-per-worker", "nan"], "gpus_per_worker must be 0, a fraction of 1"),
+        (["--cpus-per-worker", "inf"], "cpus_per_worker must be finite and above 0, got inf."),
         (
             ["--output-logits", "--logits-budget", "1KiB"],
-            "a row's logits can take 4 tokens x 257 words x 4 bytes = 4,112 bytes, more than the "
-            "logits budget of 1,024.",
+            "a row's logits and alternatives can take 4 tokens x 1,028 bytes = 4,112 bytes, more "
+            "than the logits budget of 1,024.",
         ),
     ],
 )
@@ -173,7 +175,53 @@ def test_a_folder_with_something_in_it_is_refused(source: Path, tmp_path: Path) 
 def test_an_output_inside_the_input_is_refused(source: Path) -> None:
     error = refusal(source.parent, source.parent / "out")
 
-    assert "where another run would read it as input" in str(error)
+    assert "where another run would read it" in str(error)
+
+
+def test_an_input_inside_the_output_is_refused_before_anything_is_deleted(tmp_path: Path) -> None:
+    """--overwrite empties the folder, and would have taken the input with it."""
+    out = tmp_path / "out"
+    part = write_prompts(out / "part-00000.parquet", ["a"])
+
+    for pattern in (part, out, f"{out}/*.parquet"):
+        error = refusal(pattern, out, "--overwrite")
+        assert "the input lies inside the output folder" in str(error)
+    assert part.exists()
+
+
+def test_an_output_that_a_pattern_would_find_is_refused(source: Path) -> None:
+    error = refusal(f"{source.parent}/**/*.parquet", source.parent / "out")
+
+    assert "where another run would read it" in str(error)
+
+
+def test_a_file_without_the_prompt_column_is_named(source: Path, tmp_path: Path) -> None:
+    """Case I07: its rows would all be errors that say something else."""
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"Prompt": ["a"]}), other)
+
+    error = refusal(f"{tmp_path}/*.parquet", tmp_path / "out" / "x")
+
+    assert f"{other}: no column 'prompt', which other files have." in str(error)
+
+
+def test_messages_are_refused_for_want_of_a_prompt(tmp_path: Path) -> None:
+    """Part of case G49: one clear error, before any worker starts."""
+    path = tmp_path / "chat.parquet"
+    pq.write_table(pa.table({"messages": [[{"role": "user", "content": "hi"}]]}), path)
+
+    error = refusal(path, tmp_path / "out")
+
+    assert "no column 'prompt' or 'prompt_token_ids'. It has: messages." in str(error)
+
+
+def test_a_column_kept_twice_is_kept_once(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").touch()
+
+    error = refusal(source, tmp_path / "out", "--keep", "id", "--keep", "id")
+
+    assert isinstance(error, RefusedError)
 
 
 def test_exit_codes_tell_what_kind_of_error_it_was() -> None:

@@ -40,7 +40,7 @@ def test_the_last_row_takes_the_place_of_one_that_ends() -> None:
 
     assert cache.rows == [2, 1]
     assert block.lengths == [3, 4]
-    assert block.keys[0][0, 0, :4, 0].tolist() == [3, 3, 3, 1]
+    assert block.keys[0][0, 0, :6, 0].tolist() == [3, 3, 3, 0, 0, 1]
     assert block.keys[0][1, 0, :4, 0].tolist() == [2, 2, 2, 2]
 
 

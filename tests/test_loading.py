@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import byte_tokenizer, constant_model, position_model, random_model, save
+from tiny_models import (
+    byte_tokenizer,
+    constant_model,
+    position_model,
+    random_model,
+    save,
+    table_model,
+)
 from transformers import LlamaConfig, T5Config
 
 from jobs.errors import ModelError
@@ -86,6 +93,49 @@ def test_do_sample_false_means_greedy_and_is_said(folder: Path) -> None:
     assert "do_sample: false" in facts.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": 5.0}, "temperature must be between 0 and 2, got 5.0"),
+        ({"top_p": 1.5}, "top_p must be between 0 and 1, got 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be finite and above 0, got 0.0"),
+    ],
+)
+def test_a_generation_config_out_of_range_is_not_taken_silently(
+    folder: Path, values: dict[str, object], words: str
+) -> None:
+    edit(folder, "generation_config.json", **values)
+    pipeline = open_pipeline(str(folder))
+
+    with pytest.raises(ValueError, match="the model's generation config: ") as caught:
+        generate(pipeline, [[1]], max_new_tokens=1)
+    assert words in str(caught.value)
+    [name] = values
+    assert generate(pipeline, [[1]], max_new_tokens=1, **{name: 1.0}).sequences
+
+
+def test_an_eos_that_is_no_word_of_the_model_is_left_out_and_said(tmp_path: Path) -> None:
+    """Case G32's kind: a tokenizer that is larger than the model's vocabulary."""
+    model = table_model([(i + 1) % 256 for i in range(256)])
+    folder = save(model, tmp_path, tokenizer=byte_tokenizer())
+
+    facts = facts_of(Path(folder))
+    result = generate(open_pipeline(folder), [[1]], max_new_tokens=3, min_new_tokens=2, top_k=1)
+
+    assert facts.eos_token_ids == ()
+    assert "EOS [256] is no word of the model" in facts.notes[0]
+    assert result.sequences == [[1, 2, 3, 4]]
+
+
+def test_what_the_tokenizer_adds_to_a_text_is_known(tmp_path: Path) -> None:
+    model = table_model([(i + 1) % 258 for i in range(258)])
+    plain = save(model, tmp_path / "plain", tokenizer=byte_tokenizer())
+    with_bos = save(model, tmp_path / "bos", tokenizer=byte_tokenizer(bos=True))
+
+    assert facts_of(Path(plain)).added_token_ids == ((), ())
+    assert facts_of(Path(with_bos)).added_token_ids == ((257,), ())
+
+
 def test_do_sample_true_or_unset_changes_nothing(folder: Path) -> None:
     edit(folder, "generation_config.json", do_sample=True, temperature=0.6)
 
@@ -160,6 +210,14 @@ def test_architectures_whose_attention_is_their_own_are_refused_up_front(tmp_pat
     assert "BloomForCausalLM" in refused(tmp_path)
 
 
+def test_layers_that_cannot_be_run_are_refused_up_front(folder: Path) -> None:
+    edit(folder, "config.json", layer_types=["chunked_attention"])
+
+    assert refused(folder) == (
+        "LlamaForCausalLM cannot be run in ragged batches: it has layers of chunked_attention."
+    )
+
+
 def test_a_model_that_brings_code_is_not_run_unasked(folder: Path) -> None:
     edit(
         folder, "config.json", model_type="strange", architectures=["StrangeForCausalLM"],
@@ -197,7 +255,12 @@ def test_a_tokenizer_can_be_named(folder: Path, tmp_path: Path) -> None:
     ref = ModelRef(str(folder), tokenizer=str(tmp_path / "bytes"))
 
     assert load_tokenizer(find_tokenizer(ref, folder))("ab")["input_ids"] == [97, 98]
-    assert read_facts(ref).eos_token_ids == (256,)
+    facts = read_facts(ref)
+    assert facts.has_tokenizer
+    assert str(tmp_path / "bytes" / "tokenizer.json") in facts.files
+    # The byte tokenizer ends with 256, of which this model has never heard.
+    assert facts.eos_token_ids == ()
+    assert facts.notes == ("EOS [256] is no word of the model, so that it cannot end a row.",)
 
 
 def test_a_tokenizer_that_is_missing_is_said(folder: Path, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_what_is_no_size_is_refused() -> None:
 
 def parse(*arguments: str) -> dict[str, object]:
     """What a command with all flags is called with."""
-    from runner.options import job_flags, load_config
+    from runner.config import load_config
+    from runner.options import job_flags
 
     seen: dict[str, object] = {}
 
@@ -136,3 +137,39 @@ def test_a_configuration_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(click.BadParameter, match="cannot be read"):
         parse("--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("max_new_tokens = 2.9", "max_new_tokens must be int, got 2.9"),
+        ("max_new_tokens = true", "max_new_tokens must be int, got True"),
+        ("seed = 1.7", "seed must be int, got 1.7"),
+        ("temperature = true", "temperature must be int or float, got True"),
+        ("temperature = '1'", "temperature must be int or float, got '1'"),
+        ("ignore_eos = 1", "ignore_eos must be bool, got 1"),
+        ("model = 5", "model must be str, got 5"),
+        ("stop_token_id = 5", "stop_token_id must be a list of int, got 5"),
+        ("keep = ['a', 1]", "keep must be a list of str, got ['a', 1]"),
+        ("top_p = [0.5]", "top_p must be int or float, got [0.5]"),
+        ("logits_budget = 1.5", "logits_budget must be int or str, got 1.5"),
+    ],
+)
+def test_values_of_another_type_than_the_flags_are_refused(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    """Click alone would make 2 of 2.9, and 1 of true."""
+    path = tmp_path / "job.toml"
+    path.write_text(line)
+
+    with pytest.raises(click.BadParameter) as caught:
+        parse("--config", str(path))
+
+    assert words in caught.value.message
+
+
+def test_sizes_can_be_written_with_units_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('model = "m"\nmax_new_tokens = 1\nlogits_budget = "2MiB"\n')
+
+    assert parse("--config", str(path))["logits_budget"] == 2**21

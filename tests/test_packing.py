@@ -29,7 +29,7 @@ def test_a_row_that_is_over_the_cap_alone_makes_a_batch() -> None:
 def test_with_logits_batches_are_in_input_order_and_within_their_budget() -> None:
     packing = Packing(rows_per_batch=9, logits_budget_bytes=2500)
 
-    batches = pack_rows(sizes(5, 30, 5, 20, 30), packing, logits_bytes_per_token=100)
+    batches = pack_rows(sizes(5, 30, 5, 20, 30), packing, bulky_bytes_per_token=100)
 
     assert batches == [[0, 1], [2, 3], [4]]
 
@@ -47,10 +47,10 @@ def test_every_row_is_packed_once_and_within_the_caps() -> None:
         ]
         packing = Packing(generator.randint(1, 20), generator.randint(100, 2000))
         for bytes_per_token in (0, 4):
-            batches = pack_rows(rows, packing, logits_bytes_per_token=bytes_per_token)
+            batches = pack_rows(rows, packing, bulky_bytes_per_token=bytes_per_token)
             assert sorted(place for batch in batches for place in batch) == list(range(len(rows)))
             for batch in batches:
                 assert len(batch) <= packing.rows_per_batch
                 tokens = sum(rows[place].num_tokens for place in batch)
                 assert len(batch) == 1 or tokens <= packing.max_batch_tokens
-            assert batches == pack_rows(rows, packing, logits_bytes_per_token=bytes_per_token)
+            assert batches == pack_rows(rows, packing, bulky_bytes_per_token=bytes_per_token)

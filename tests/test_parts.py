@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from running import echo_job, run_here, write_prompts
 
-from jobs.errors import OutputError, RefusedError
+from jobs.errors import OutputError, RefusedError, SettingError
 from jobs.output import check_output, claim_output, list_parts, read_json, write_json
 from jobs.parts import PartWriter, part_schema, read_part
 from jobs.plan import Shard
@@ -62,15 +62,27 @@ def test_overwriting_deletes_what_a_job_wrote_and_nothing_else(tmp_path: Path) -
 
     stranger.unlink()
     claim_output(str(tmp_path), overwrite=True)
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == ["_job.json"]
+
+
+def test_a_new_folder_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that start together both find the folder free; one of them gets it."""
+    monkeypatch.setattr("jobs.output.check_output", lambda folder, overwrite: None)
+    monkeypatch.setattr("os.listdir", lambda folder: [])
+    claim_output(str(tmp_path / "out"), overwrite=False)
+
+    with pytest.raises(RefusedError, match="another run has just taken it"):
+        claim_output(str(tmp_path / "out"), overwrite=False)
 
 
 def test_what_cannot_be_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(OutputError, match="file: is a file"):
+    with pytest.raises(SettingError, match="file: is a file"):
         check_output(str(tmp_path / "file"), overwrite=False)
-    with pytest.raises(OutputError, match="only local folders"):
+    with pytest.raises(SettingError, match=r"file is a file\. Choose another folder"):
+        check_output(str(tmp_path / "file" / "out"), overwrite=False)
+    with pytest.raises(SettingError, match="only local folders"):
         check_output("s3://bucket/out", overwrite=False)
 
 

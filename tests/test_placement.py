@@ -30,9 +30,20 @@ def test_there_are_never_more_workers_than_shards() -> None:
     assert seats(Placement(), CPUS, num_shards=1).num_workers == 1
 
 
-def test_more_workers_may_be_asked_for_than_fit_now() -> None:
-    """A cluster may grow; the others wait for a seat."""
-    assert seats(Placement(num_workers=20), CPUS).num_workers == 20
+def test_more_workers_may_be_asked_for_than_fit_now(caplog: pytest.LogCaptureFixture) -> None:
+    """A cluster may grow, and the others wait for a seat; one machine does not."""
+    assert seats(Placement(num_workers=20, address="auto"), CPUS).num_workers == 20
+    assert caplog.text == ""
+    assert seats(Placement(num_workers=20), CPUS).num_workers == 8
+    assert "20 workers were asked for; 8 fit on this machine" in caplog.text
+
+
+def test_fractions_fit_as_often_as_they_should() -> None:
+    """In floats, 1 // 0.1 is 9."""
+    one = Resources(num_cpus=100, num_gpus=1)
+
+    for part, count in ((0.1, 10), (0.2, 5), (0.3, 3), (1.0, 1)):
+        assert seats(Placement(gpus_per_worker=part), one, device="cuda").num_workers == count
 
 
 @pytest.mark.parametrize(
@@ -57,8 +68,11 @@ def test_what_cannot_be_had_is_said_with_what_there_is(
     [
         ({"num_workers": 0}, "num_workers must be at least 1, got 0."),
         ({"gpus_per_worker": -1.0}, "gpus_per_worker must be 0, a fraction of 1, or a whole"),
+        ({"gpus_per_worker": float("nan")}, "or a whole number, got nan."),
+        ({"gpus_per_worker": float("inf")}, "or a whole number, got inf."),
+        ({"cpus_per_worker": float("nan")}, "cpus_per_worker must be finite and above 0, got nan."),
         ({"gpus_per_worker": 1.5}, "a fraction of 1, or a whole number, got 1.5."),
-        ({"cpus_per_worker": 0.0}, "cpus_per_worker must be above 0, got 0."),
+        ({"cpus_per_worker": 0.0}, "cpus_per_worker must be finite and above 0, got 0."),
     ],
 )
 def test_bad_values_are_refused(settings: dict[str, float], words: str) -> None:

@@ -155,3 +155,26 @@ def test_half_precision_is_run_too(dtype: torch.dtype) -> None:
     for row, place, logits in step_through(model, rows, num_steps=1, released={}):
         # 0.1: bfloat16 keeps 8 bits of logits that spread by 2.
         torch.testing.assert_close(logits, expected[row][place], atol=0.1, rtol=0)
+
+
+def test_what_a_row_of_nan_leaves_behind_reaches_no_other_row() -> None:
+    """The last row takes the place of the one that ends, and is shorter: beyond its own end, keys
+    and values of the ended row would lie under its mask, and 0 x NaN is NaN."""
+    model = random_model(make_config("Llama", SIZES))
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(2, 60, (k,), generator=generator).tolist() for k in (12, 9, 4)]
+    rows[1][3] = 63
+    with torch.no_grad():
+        model.model.embed_tokens.weight[63] = torch.nan
+    contexts = [RowContext(tuple(row), RowSampling(6), 0) for row in rows]
+
+    with torch.inference_mode():
+        forward = RaggedForward(model, contexts, prove_ragged(model), max_length=128)
+        live, logits = forward.next_logits()
+        assert [bool(row.isnan().any()) for row in logits] == [False, True, False]
+        forward.append(live, np.array([5, 5, 5]))
+        forward.release(1)
+        live, logits = forward.next_logits()
+
+    assert sorted(live.tolist()) == [0, 2]
+    assert logits.isfinite().all()

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.errors import InputError
-from jobs.rows import RowReader, RowSource, scan_input
+from jobs.files import RowSource, scan_input
+from jobs.rows import RowReader
 
 
 def write(path: Path, columns: Mapping[str, object], **settings: object) -> Path:
@@ -138,14 +139,78 @@ def test_a_column_that_a_file_lacks_is_null_there(tmp_path: Path) -> None:
     assert RowReader(source, ["extra"]).read(0, 2)["extra"].to_pylist() == [None, "x"]
 
 
+def test_a_column_that_may_not_be_null_may_be_where_a_file_lacks_it(tmp_path: Path) -> None:
+    table = pa.table({"id": [1]}).cast(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    pq.write_table(table, tmp_path / "0.parquet")
+    write(tmp_path / "1.parquet", {"x": [2]})
+
+    source = scan_input(str(tmp_path))
+
+    assert source.schema.field("id").nullable
+    assert source.lacking == {
+        "id": str(tmp_path / "1.parquet"), "x": str(tmp_path / "0.parquet"),
+    }  # fmt: skip
+    assert read_all(source)["id"].to_pylist() == [1, None]
+
+
+def test_dictionaries_of_all_files_become_one(tmp_path: Path) -> None:
+    for number, words in enumerate((["x", "y"], ["z", "x"])):
+        write(tmp_path / f"{number}.parquet", {"word": pa.array(words).dictionary_encode()})
+
+    chunks = read_all(scan_input(str(tmp_path)), rows_per_read=4)["word"].chunks
+
+    assert [value for chunk in chunks for value in chunk.to_pylist()] == ["x", "y", "z", "x"]
+    assert len({str(chunk.dictionary) for chunk in chunks}) == 1
+
+
+def test_linked_folders_are_entered_once(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "a.parquet", {"id": [1]})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
+
+    assert names(scan_input(str(tmp_path / "in"))) == ["a.parquet"]
+
+
+def test_a_folder_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so the refusal is the system call's."""
+    write(tmp_path / "a.parquet", {"id": [1]})
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    assert refused(tmp_path).endswith("closed: cannot be read: Permission denied.")
+
+
+def test_a_folder_and_a_pattern_find_the_same_files_in_the_same_order(tmp_path: Path) -> None:
+    for name in ("a-b/x", "a/x", "_tmp/y", "z"):
+        write(tmp_path / f"{name}.parquet", {"id": [1]})
+
+    folder = [file.path for file in scan_input(str(tmp_path)).files]
+    pattern = [file.path for file in scan_input(f"{tmp_path}/**/*.parquet").files]
+
+    assert folder == pattern
+    assert [os.path.relpath(path, tmp_path) for path in folder] == [
+        "a/x.parquet", "a-b/x.parquet", "z.parquet",
+    ]  # fmt: skip
+
+
 def test_files_that_disagree_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "0.parquet", {"id": [1]})
     write(tmp_path / "1.parquet", {"id": ["one"]})
 
-    message = refused(tmp_path)
-
-    assert "0.parquet" in message
-    assert "1.parquet" in message
+    assert refused(tmp_path) == (
+        f"{tmp_path}/1.parquet: column 'id' is string, and int64 in {tmp_path}/0.parquet. "
+        "Convert one of them."
+    )
 
 
 def test_any_stretch_can_be_read_forwards_and_backwards(tmp_path: Path) -> None:

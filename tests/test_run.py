@@ -31,10 +31,14 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert "\r" not in result.stderr
     assert "\x1b" not in result.stderr
     lines = result.stderr.splitlines()
-    assert lines[0] == "10 rows, 3 shards, 1 worker on this machine"
-    assert sorted(line.split(":")[0].split(" ")[1] for line in lines[1:4]) == ["0", "1", "2"]
-    assert lines[4] == "10 rows: 9 answered, 1 error"
-    assert lines[5] == "  null_prompt: 1"
+    assert lines[:3] == [
+        "A row ends with token 256.",
+        "The tokenizer adds nothing to a text.",
+        "10 rows, 3 shards, 1 worker on this machine",
+    ]
+    assert sorted(line.split(":")[0].split(" ")[1] for line in lines[3:6]) == ["0", "1", "2"]
+    assert lines[6] == "10 rows: 9 answered, 1 error"
+    assert lines[7] == "  null_prompt: 1"
     assert lines[-1] == "output in out"
 
     folder = tmp_path / "out"
@@ -58,6 +62,7 @@ def check_json_files(folder: Path) -> None:
     assert manifest["counts"]["rows"] == sum(part["num_rows"] for part in manifest["parts"]) == 10
     assert manifest["versions"]["ray"] != "not installed"
     assert manifest["placement"]["num_workers"] == 1
+    assert manifest["notes"][0] == "A row ends with token 256."
 
 
 def check_readers(folder: Path) -> None:

@@ -12,6 +12,7 @@ from tiny_models import constant_model, save
 from jobs.completion import Capture
 from jobs.sampling import RowSampling
 from workers.generate import generate, open_pipeline
+from workers.model.filters import Filters
 from workers.model.philox import uniform
 from workers.model.sampling import Sampler, best_sorted
 from workers.pipeline import BatchPipeline, RowContext
@@ -282,3 +283,37 @@ def test_logprobs_are_within_5e_6_of_a_float64_log_softmax() -> None:
     rows = np.arange(16)
     np.testing.assert_allclose(output.logprobs, exact[rows, output.token_ids], atol=5e-6)
     np.testing.assert_allclose(output.top_logprobs, exact[rows[:, None], output.top_ids], atol=5e-6)
+
+
+def test_a_word_without_weight_is_never_drawn() -> None:
+    """The walk may use up less than the mass by a crumb: then the last possible word is taken."""
+    width = 3000
+    filters = Filters([RowSampling(1)] * 1, width)
+    weights = np.zeros((1, width), np.float32)
+    weights[0, :5] = [1, 0.5, 0.25, 0.125, 0.1]
+    mass = np.array([weights.sum() * np.float32(1.001)], np.float32)
+
+    choice, is_settled = filters.walk(weights, np.array([0]), mass, np.array([1], np.float32))
+
+    assert choice.tolist() == [4]
+    assert is_settled.tolist() == [True]
+
+
+def test_large_logits_do_not_use_up_the_digits_of_logprobs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4, 1000, generator=generator) * 6 + 1000
+    rows = [RowContext((0,), RowSampling(1, temperature=0.0), 0)] * 4
+    sampler = Sampler(
+        rows,
+        Capture(logprobs=5),
+        vocab_size=1000,
+        eos_token_ids=frozenset(),
+        device=torch.device("cpu"),
+    )
+
+    output = sampler.draw(z, np.arange(4))
+
+    exact = torch.log_softmax(z.double(), dim=1).numpy()
+    np.testing.assert_allclose(
+        output.top_logprobs, exact[np.arange(4)[:, None], output.top_ids], atol=5e-6
+    )

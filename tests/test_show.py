@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from running import echo_job, make_job, run_here, write_prompts
+from tiny_models import byte_tokenizer, save, table_model
 
 from jobs.errors import InputError, OutputError
 from jobs.model import ModelRef
@@ -45,7 +46,6 @@ def test_a_row_is_shown_in_full_with_its_alternatives(output: Path) -> None:
     assert "finish_reason" in text
     assert "not shown: large_list" in text
     assert text.split("alternatives")[1].strip().count("\n") == 3
-    assert "'H'" in text or "'" in text
 
 
 def test_an_error_row_shows_its_error(output: Path) -> None:
@@ -59,15 +59,38 @@ def test_rows_and_folders_that_are_not_there_are_said(output: Path, tmp_path: Pa
         show(tmp_path / "nothing")
 
 
-def test_tokens_are_spelled_with_their_spaces(tmp_path: Path, models: dict[str, str]) -> None:
-    """Case G44: no inner marker of the tokenizer stands for a space."""
+def test_tokens_are_spelled_with_their_spaces(tmp_path: Path) -> None:
+    """Case G44: inside the tokenizer a space is written as U+0120."""
+    following = [ord(" ") if i == ord(">") else 256 for i in range(257)]
+    folder = save(table_model(following, eos=256), tmp_path / "m", tokenizer=byte_tokenizer())
     source = write_prompts(tmp_path / "in.parquet", [">"])
-    run_here(make_job(source, tmp_path / "out", ModelRef(models["emoji"]), logprobs=1))
+    run_here(make_job(source, tmp_path / "out", ModelRef(folder), logprobs=1))
 
     text = show(tmp_path / "out", "--row", 0)
 
-    assert "\U0001f642" in text
-    assert "Ġ" not in text
+    assert "' '" in text
+    assert "'<eos>'" in text
+    assert "\u0120" not in text
+
+
+def test_peoples_text_is_shown_as_it_is(tmp_path: Path) -> None:
+    """Brackets and colons mean something to the library that draws the tables."""
+    texts = ["List[float]) -> [INST] hi [/INST] :smile:", "[bold]x[/y]"]
+    source = write_prompts(tmp_path / "in.parquet", texts, **{"a[b]:x:": [1, 2]})
+    run_here(echo_job(source, tmp_path / "out"))
+
+    assert texts[0] in show(tmp_path / "out", "--row", 0)
+    assert texts[1] in show(tmp_path / "out", "--row", 1)
+    assert "a[b]:x:" in show(tmp_path / "out", "--row", 1)
+
+
+def test_an_empty_output_has_no_rows_to_show(tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "in.parquet", [])
+    run_here(echo_job(source, tmp_path / "out"))
+
+    assert "0 rows in 1 parts" in show(tmp_path / "out")
+    with pytest.raises(InputError, match="There are no rows"):
+        show(tmp_path / "out", "--row", 0)
 
 
 def test_without_a_tokenizer_ids_are_shown_and_it_is_said(

@@ -11,6 +11,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Literal, SupportsIndex
 
 from jobs.completion import Capture
@@ -21,6 +22,7 @@ from jobs.sampling import (
     as_integer,
     check_min_against_max,
     check_sampling,
+    check_stop_token_ids,
     resolve_sampling,
 )
 from workers.pipeline import BatchPipeline, RowContext
@@ -45,8 +47,9 @@ def read_contexts(
         settled = _settle(pipeline, sampling)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{caller}: {error}") from error
+    seed = index(sampling.seed)
     return [
-        RowContext(token_ids, settled, (sampling.seed + (row << 32)) & MASK_64)
+        RowContext(token_ids, settled, (seed + (row << 32)) & MASK_64)
         for row, token_ids in enumerate(rows)
     ]
 
@@ -60,11 +63,12 @@ def check_contexts(pipeline: BatchPipeline, contexts: Sequence[RowContext], call
         _check_model(pipeline, any(context.sampling.ignore_eos for context in contexts))
         _check_penalties(pipeline, contexts)
         for context in contexts:
+            check_sampling(context.sampling)
             check_min_against_max(context.sampling)
         for row, context in enumerate(contexts):
             _check_row(pipeline, row, context)
         _check_batch(pipeline, contexts)
-    except (ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"{caller}: {error}") from error
 
 
@@ -129,10 +133,11 @@ def _apply_mask(rows: list[tuple[int, ...]], attention_mask: Rows | None) -> lis
 
 def _settle(pipeline: BatchPipeline, sampling: Sampling) -> RowSampling:
     stop_token_ids: object = sampling.stop_token_ids
+    check_sampling(dataclasses.replace(sampling, stop_token_ids=()))
     if isinstance(stop_token_ids, str | bytes) or not isinstance(stop_token_ids, Iterable):
         raise TypeError(f"stop_token_ids must be integers in a list, got {stop_token_ids!r}")
     sampling = dataclasses.replace(sampling, stop_token_ids=tuple(stop_token_ids))
-    check_sampling(sampling)
+    check_stop_token_ids(sampling.stop_token_ids)
     return resolve_sampling(sampling, pipeline.sampling_defaults)[0]
 
 

@@ -1,13 +1,15 @@
 """A claimed batch: a forward pass that yields logits, and a sampler that draws from them."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from jobs.completion import Capture
 from workers.model.sampling import Sampler
-from workers.pipeline import RowSlots, StepOutput
+from workers.pipeline import BatchPipeline, RowContext, RowSlots, StepOutput
 
 
 class Forward(Protocol):
@@ -21,6 +23,31 @@ class Forward(Protocol):
 
     def release(self, row: int) -> None:
         """Frees what a row held."""
+
+
+def claim_batch(
+    pipeline: BatchPipeline,
+    slots: RowSlots,
+    contexts: Sequence[RowContext],
+    capture: Capture,
+    *,
+    device: torch.device,
+    make_forward: Callable[[], Forward],
+) -> "SampledBatch":
+    """Claims a place and what a forward pass needs for every row, or raises and holds nothing."""
+    slots.claim(len(contexts))
+    try:
+        sampler = Sampler(
+            contexts,
+            capture,
+            vocab_size=pipeline.vocab_size,
+            eos_token_ids=pipeline.eos_token_ids,
+            device=device,
+        )
+        return SampledBatch(make_forward(), sampler, slots)
+    except BaseException:
+        slots.release(len(contexts))
+        raise
 
 
 class SampledBatch:

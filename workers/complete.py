@@ -41,7 +41,7 @@ def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | Non
     if reason == "error":
         return failed(prompt, _nan_error(record.num_tokens(row)), num_prompt_tokens)
     has_logprobs = record.capture.logprobs is not None
-    top_ids, top_logprobs = record.top(row) if record.capture.logprobs else (None, None)
+    has_alternatives = bool(record.capture.logprobs)
     return Completion(
         row_id=prompt.row_id,
         seed=prompt.seed,
@@ -52,8 +52,8 @@ def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | Non
         token_ids=record.token_ids(row),
         text=text,
         logprobs=record.logprobs(row) if has_logprobs else None,
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
+        top_ids=record.top_ids(row) if has_alternatives else None,
+        top_logprobs=record.top_logprobs(row) if has_alternatives else None,
         logits=record.logits(row) if record.capture.logits else None,
     )
 

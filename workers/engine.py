@@ -26,7 +26,6 @@ class Capabilities:
     logits: bool
     max_logprobs: int | None
     "Most alternatives a token; None for as many as the vocabulary has."
-    per_row_sampling: bool
 
 
 class Engine(Protocol):

@@ -352,7 +352,7 @@ class GenerateIterator:
     def _log_probs(self, row: int) -> LogProbs:
         token_ids = self._record.token_ids(row).tolist()
         logprobs = self._record.logprobs(row).tolist()
-        top_ids, top_logprobs = self._record.top(row)
+        top_ids, top_logprobs = self._record.top_ids(row), self._record.top_logprobs(row)
         tops: list[dict[int, float]] = []
         for step, token_id in enumerate(token_ids):
             top = dict(zip(top_ids[step].tolist(), top_logprobs[step].tolist(), strict=True))

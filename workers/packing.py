@@ -26,31 +26,31 @@ class RowSize:
 
 
 def pack_rows(
-    sizes: Sequence[RowSize], packing: Packing, *, logits_bytes_per_token: int = 0
+    sizes: Sequence[RowSize], packing: Packing, *, bulky_bytes_per_token: int = 0
 ) -> list[list[int]]:
     """Cuts rows into batches and returns, for each batch, the rows' places in sizes.
 
-    logits_bytes_per_token: 0 if no logits are kept. A row alone makes a batch, whatever its size:
-    rows that do not fit at all are refused before.
+    bulky_bytes_per_token: 0 if neither logits nor long lists of alternatives are kept. A row alone
+    makes a batch, whatever its size: rows that do not fit at all are refused before.
     """
     order: Iterable[int] = range(len(sizes))
-    if not logits_bytes_per_token:
+    if not bulky_bytes_per_token:
         order = sorted(order, key=lambda place: (-sizes[place].num_tokens, place))
     batches: list[list[int]] = []
-    num_tokens = logits_bytes = 0
+    num_tokens = bulky_bytes = 0
     for place in order:
         size = sizes[place]
-        new_bytes = size.max_new_tokens * logits_bytes_per_token
+        new_bytes = size.max_new_tokens * bulky_bytes_per_token
         is_full = (
             not batches
             or len(batches[-1]) == packing.rows_per_batch
             or num_tokens + size.num_tokens > packing.max_batch_tokens
-            or logits_bytes + new_bytes > packing.logits_budget_bytes
+            or bulky_bytes + new_bytes > packing.logits_budget_bytes
         )
         if is_full:
             batches.append([])
-            num_tokens = logits_bytes = 0
+            num_tokens = bulky_bytes = 0
         batches[-1].append(place)
         num_tokens += size.num_tokens
-        logits_bytes += new_bytes
+        bulky_bytes += new_bytes
     return batches

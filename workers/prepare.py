@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jobs.completion import ErrorCode, RowError
+from jobs.kinds import KINDS
 from jobs.plan import Plan
 from jobs.prompt import Prompt
 from workers.engine import Engine
@@ -54,20 +55,27 @@ def _fit(plan: Plan, prompt: Prompt, token_ids: tuple[int, ...]) -> Prompt:
     fewest = sampling.max_new_tokens if sampling.ignore_eos else max(sampling.min_new_tokens, 1)
     if len(token_ids) + fewest <= max_length:
         return prompt
-    # A cut prompt gets room for the whole answer, and keeps at least one token.
-    room = max(max_length - sampling.max_new_tokens, 1)
-    match plan.job.truncation:
-        case "error":
-            return _refuse(
-                prompt,
-                "context_length_exceeded",
-                f"The prompt has {len(token_ids)} tokens and needs room for {fewest} more; a row "
-                f"may hold {max_length}.",
-            )
-        case "left":
-            return dataclasses.replace(prompt, token_ids=token_ids[-room:], truncated=True)
-        case "right":
-            return dataclasses.replace(prompt, token_ids=token_ids[:room], truncated=True)
+    if plan.job.truncation == "error":
+        return _refuse(
+            prompt,
+            "context_length_exceeded",
+            f"The prompt has {len(token_ids)} tokens and needs room for {fewest} more; a row may "
+            f"hold {max_length}.",
+        )
+    # A cut prompt gets room for the whole answer, and keeps at least one token of its own.
+    before, after = _added(plan)
+    bare = token_ids[len(before) : len(token_ids) - len(after)]
+    room = max(max_length - sampling.max_new_tokens - len(before) - len(after), 1)
+    kept = bare[-room:] if plan.job.truncation == "left" else bare[:room]
+    return dataclasses.replace(prompt, token_ids=(*before, *kept, *after), truncated=True)
+
+
+def _added(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer has put before and after the text of each prompt."""
+    is_text = KINDS[plan.kind].needs_tokenizer
+    if not is_text or plan.job.add_special_tokens == "no":
+        return (), ()
+    return plan.facts.added_token_ids
 
 
 def _refuse(prompt: Prompt, code: ErrorCode, message: str) -> Prompt:

@@ -1,9 +1,10 @@
 """What a batch yields, gathered in arrays while it runs.
 
-B rows, C tokens of room, K alternatives, V words in the vocabulary.
+B rows, T new tokens of a row, K alternatives, V words in the vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,29 +12,26 @@ import numpy.typing as npt
 from jobs.completion import Capture
 from workers.pipeline import StepOutput
 
-_FIRST_TOKENS = 64
-_FIRST_BYTES = 2**30
-"Room is made for all tokens at once up to this size; beyond it, room grows as it is needed."
+Number = TypeVar("Number", bound=np.generic)
+
+_CHUNK_TOKENS = 64
+"Rows up to this length are held in one piece, and handed on without a copy."
 
 
 class BatchRecord:
     """Tokens, log-probabilities and logits of a batch's rows, as far as they have come."""
 
     def __init__(self, capture: Capture, limits: Sequence[int], vocab_size: int) -> None:
+        """limits: most new tokens of each row."""
         self.capture = capture
-        num_rows, longest = len(limits), max(limits, default=0)
-        width = capture.logprobs or 0
-        bytes_per_token = num_rows * (8 + 8 * width + 4 * vocab_size * capture.logits)
-        fits = _FIRST_BYTES // bytes_per_token if bytes_per_token else longest
-        room = min(longest, max(_FIRST_TOKENS, fits))
-        # np.empty takes address space, and memory only where it is written.
+        num_rows, width = len(limits), capture.logprobs or 0
+        room = min(max(limits, default=0), _CHUNK_TOKENS)
         self._num_tokens = np.zeros(num_rows, np.int64)
         self._token_ids = np.empty((num_rows, room), np.int32)
-        has_logprobs = capture.logprobs is not None
-        self._logprobs = np.empty((num_rows, room if has_logprobs else 0), np.float32)
-        self._top_ids = np.empty((num_rows, room if has_logprobs else 0, width), np.int32)
-        self._top_logprobs = np.empty((num_rows, room if has_logprobs else 0, width), np.float32)
-        self._logits = np.empty((num_rows, room if capture.logits else 0, vocab_size), np.float32)
+        self._logprobs = np.empty((num_rows, room), np.float32)
+        self._top_ids = _Chunks(limits, width, np.int32)
+        self._top_logprobs = _Chunks(limits, width, np.float32)
+        self._logits = _Chunks(limits, vocab_size, np.float32)
 
     def num_tokens(self, row: int) -> int:
         """New tokens of a row so far."""
@@ -47,14 +45,17 @@ class BatchRecord:
         """[T], nats."""
         return self._logprobs[row, : self._num_tokens[row]]
 
-    def top(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Ids and log-probabilities of the alternatives, both [T, K], most likely first."""
-        stop = self._num_tokens[row]
-        return self._top_ids[row, :stop], self._top_logprobs[row, :stop]
+    def top_ids(self, row: int) -> npt.NDArray[np.int32]:
+        """[T, K], most likely first."""
+        return self._top_ids.read(row, self.num_tokens(row))
+
+    def top_logprobs(self, row: int) -> npt.NDArray[np.float32]:
+        """[T, K], nats, most likely first."""
+        return self._top_logprobs.read(row, self.num_tokens(row))
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """[T, V], raw; a view, not a copy."""
-        return self._logits[row, : self._num_tokens[row]]
+        """[T, V], raw; not a copy."""
+        return self._logits.read(row, self.num_tokens(row))
 
     def check(self, output: StepOutput) -> None:
         """Raises RuntimeError unless a step brought what is to be kept, one for each token."""
@@ -78,22 +79,59 @@ class BatchRecord:
         rows = output.rows[places]
         steps = self._num_tokens[rows]
         if steps.max(initial=-1) >= self._token_ids.shape[1]:
-            self._grow()
+            self._token_ids, self._logprobs = _doubled(self._token_ids), _doubled(self._logprobs)
         self._token_ids[rows, steps] = output.token_ids[places]
         if self.capture.logprobs is not None and output.logprobs is not None:
             self._logprobs[rows, steps] = output.logprobs[places]
         if self.capture.logprobs and output.top_ids is not None and output.top_logprobs is not None:
-            self._top_ids[rows, steps] = output.top_ids[places]
-            self._top_logprobs[rows, steps] = output.top_logprobs[places]
+            self._top_ids.append(rows, steps, output.top_ids, places)
+            self._top_logprobs.append(rows, steps, output.top_logprobs, places)
         if self.capture.logits and output.logits is not None:
-            for row, step, place in zip(
-                rows, steps, places, strict=True
-            ):  # Copied once, not twice.
-                self._logits[row, step] = output.logits[place]
+            self._logits.append(rows, steps, output.logits, places)
         self._num_tokens[rows] = steps + 1
 
-    def _grow(self) -> None:
-        """Doubles the room for tokens."""
-        for name in ("_token_ids", "_logprobs", "_top_ids", "_top_logprobs", "_logits"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.empty_like(old)], axis=1))
+
+class _Chunks(Generic[Number]):
+    """A matrix a row that grows by chunks, so that hardly more memory is held than was filled."""
+
+    def __init__(self, limits: Sequence[int], width: int, dtype: type[Number]) -> None:
+        self._limits = limits
+        self._width = width
+        self._dtype = dtype
+        self._chunks: list[list[npt.NDArray[Number]]] = [[] for _ in limits]
+        self._starts = [0] * len(limits)
+        "Where the last chunk of each row begins."
+
+    def append(
+        self,
+        rows: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        values: npt.NDArray[np.generic],
+        places: Sequence[int],
+    ) -> None:
+        """Writes values[place] as the line of the row's matrix that has the step's number."""
+        for row, step, place in zip(rows.tolist(), steps.tolist(), places, strict=True):
+            chunks = self._chunks[row]
+            if not chunks or step == self._starts[row] + len(chunks[-1]):
+                room = min(_CHUNK_TOKENS, self._limits[row] - step)
+                chunks.append(np.empty((room, self._width), self._dtype))
+                self._starts[row] = step
+            chunks[-1][step - self._starts[row]] = values[place]
+
+    def read(self, row: int, num_tokens: int) -> npt.NDArray[Number]:
+        """[num_tokens, width]. Joins the row's chunks, which are held as one from then on."""
+        chunks = self._chunks[row]
+        if not chunks:
+            return np.empty((num_tokens, self._width), self._dtype)
+        if len(chunks) > 1:
+            chunks[-1] = chunks[-1][: num_tokens - self._starts[row]]
+            chunks[:] = [np.concatenate(chunks)]
+            self._starts[row] = 0
+        return chunks[0][:num_tokens]
+
+
+def _doubled(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """The same numbers with twice the room along the second axis."""
+    larger = np.empty((len(array), 2 * array.shape[1]), array.dtype)
+    larger[:, : array.shape[1]] = array
+    return larger

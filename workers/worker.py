@@ -84,12 +84,12 @@ class Worker:
 
         With logits a stretch ends with each batch, so that they can be written and forgotten.
         """
-        has_logits = self._plan.job.output_logits
+        bulky_bytes = self._plan.bulky_bytes_per_token
         runnable = [place for place, prompt in enumerate(prompts) if prompt.error is None]
         batches = pack_rows(
             [self._size(prompts[place]) for place in runnable],
             self._plan.job.packing,
-            logits_bytes_per_token=4 * self._plan.facts.vocab_size * has_logits,
+            bulky_bytes_per_token=bulky_bytes,
         )
         answered: dict[int, Completion] = {}
         counts, start = Counts(), 0
@@ -97,7 +97,7 @@ class Worker:
             places = [runnable[number] for number in batch]
             with clock.stage("generate"):
                 counts += self._generate(prompts, places, answered)
-            if has_logits:
+            if bulky_bytes:
                 stop = places[-1] + 1
                 yield _stretch(prompts, answered, start, stop), counts
                 answered, counts, start = {}, Counts(), stop

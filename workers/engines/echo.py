@@ -16,10 +16,9 @@ from jobs.errors import ModelError
 from jobs.model import Device, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling, SamplingDefaults
-from workers.batch import SampledBatch
+from workers.batch import SampledBatch, claim_batch
 from workers.complete import complete_batch
 from workers.engine import Capabilities
-from workers.model.sampling import Sampler
 from workers.pipeline import PipelineLimits, RowContext, RowSlots
 
 VOCAB_SIZE = 257
@@ -34,7 +33,7 @@ _SPREAD = np.float32(8 / 2**32)
 class EchoEngine:
     """Byte tokens and pseudo-random logits behind the engine's seam."""
 
-    capabilities = Capabilities(logits=True, max_logprobs=None, per_row_sampling=True)
+    capabilities = Capabilities(logits=True, max_logprobs=None)
 
     def __init__(
         self,
@@ -119,15 +118,14 @@ class EchoPipeline:
 
     def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
         """Claims a hash for every row."""
-        self._slots.claim(len(contexts))
-        sampler = Sampler(
+        return claim_batch(
+            self,
+            self._slots,
             contexts,
             capture,
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.eos_token_ids,
             device=torch.device("cpu"),
+            make_forward=lambda: _EchoForward(self._model_seed, contexts),
         )
-        return SampledBatch(_EchoForward(self._model_seed, contexts), sampler, self._slots)
 
 
 class _EchoForward:

@@ -10,21 +10,20 @@ from jobs.errors import ModelError
 from jobs.model import Device, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling, SamplingDefaults
-from workers.batch import SampledBatch
+from workers.batch import SampledBatch, claim_batch
 from workers.complete import complete_batch
 from workers.engine import Capabilities
 from workers.model import facts as model_facts
 from workers.model import loading
 from workers.model.folder import find_model, find_tokenizer
 from workers.model.ragged import RaggedForward, prove_ragged
-from workers.model.sampling import Sampler
 from workers.pipeline import PipelineLimits, RowContext, RowSlots
 
 
 class TorchEngine:
     """A transformers model behind the engine's seam."""
 
-    capabilities = Capabilities(logits=True, max_logprobs=None, per_row_sampling=True)
+    capabilities = Capabilities(logits=True, max_logprobs=None)
 
     def __init__(
         self,
@@ -130,19 +129,13 @@ class TorchPipeline:
 
     def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
         """Allocates keys and values for every row, or raises and holds none."""
-        self._slots.claim(len(contexts))
-        try:
-            forward = RaggedForward(
+        return claim_batch(
+            self,
+            self._slots,
+            contexts,
+            capture,
+            device=self._model.device,
+            make_forward=lambda: RaggedForward(
                 self._model, contexts, dict(self._shapes), self.limits.max_length
-            )
-            sampler = Sampler(
-                contexts,
-                capture,
-                vocab_size=self.vocab_size,
-                eos_token_ids=self.eos_token_ids,
-                device=self._model.device,
-            )
-        except BaseException:
-            self._slots.release(len(contexts))
-            raise
-        return SampledBatch(forward, sampler, self._slots)
+            ),
+        )

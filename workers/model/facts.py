@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from jobs.errors import ModelError
 from jobs.model import ModelFacts, ModelRef
@@ -12,6 +17,7 @@ from jobs.sampling import SamplingDefaults
 from workers.model.folder import find_model, find_tokenizer
 from workers.model.loading import find_weights, load_model, load_tokenizer
 
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _BOUNDED_ROPE = {"dynamic", "longrope"}
 "Kinds of rotary embedding whose angles depend on the longest row of a pass, beyond a length."
 
@@ -25,32 +31,46 @@ def read_facts(model: ModelRef) -> ModelFacts:
     weights = find_weights(folder, allow_pickle=model.allow_pickle)
     config = _read_config(folder, model)
     architecture = _check_architecture(folder, config)
+    check_layers(config, architecture)
     load_model(model, folder, device="meta", dtype="float32")  # Names and sizes, in a moment.
     text_config = config.get_text_config()
     generation = _read_json(folder / "generation_config.json")
     max_length, notes = _max_length(folder, text_config)
     has_tokenizer = model.tokenizer is not None or _has_tokenizer(folder)
-    eos: set[int] = set()
-    for source in (text_config.eos_token_id, config.eos_token_id, generation.get("eos_token_id")):
-        eos.update([source] if isinstance(source, int) else source or ())  # type: ignore[arg-type]
+    eos = _ids(text_config.eos_token_id) | _ids(config.eos_token_id)
+    eos |= _ids(generation.get("eos_token_id"))
+    added: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if has_tokenizer:
         tokenizer = load_tokenizer(
             find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
         )
-        if tokenizer.eos_token_id is not None:
-            eos.add(tokenizer.eos_token_id)
+        eos |= _ids(tokenizer.eos_token_id)
+        added = _added_token_ids(tokenizer)
+    unknown = sorted(token_id for token_id in eos if not 0 <= token_id < text_config.vocab_size)
+    if unknown:
+        notes.append(f"EOS {unknown} is no word of the model, so that it cannot end a row.")
     defaults, greedy_notes = _sampling_defaults(generation)
     return ModelFacts(
         architecture=architecture,
         vocab_size=text_config.vocab_size,
         max_length=max_length,
-        eos_token_ids=tuple(sorted(token_id for token_id in eos if token_id >= 0)),
+        eos_token_ids=tuple(sorted(eos - set(unknown))),
         defaults=defaults,
         has_tokenizer=has_tokenizer,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
-        files=tuple(str(path) for path in [*weights, *_side_files(folder)]),
+        added_token_ids=added,
+        files=tuple(str(path) for path in [*weights, *_side_files(model, folder)]),
         notes=(*notes, *greedy_notes),
     )
+
+
+def check_layers(config: PreTrainedConfig, name: str) -> None:
+    """Raises ModelError if the config names layers that mix tokens in ways not covered here."""
+    text_config = config.get_text_config()
+    others = set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES
+    if getattr(text_config, "attention_chunk_size", None) or others:
+        kinds = ", ".join(sorted(others)) or "chunked attention"
+        raise ModelError(f"{name} cannot be run in ragged batches: it has layers of {kinds}.")
 
 
 def _read_config(folder: Path, model: ModelRef) -> PreTrainedConfig:
@@ -137,10 +157,30 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _side_files(folder: Path) -> list[Path]:
+def _side_files(model: ModelRef, folder: Path) -> list[Path]:
     """Small files that change what the model answers."""
-    names = [*folder.glob("*.json"), *folder.glob("*.model"), *folder.glob("*.jinja")]
-    return sorted(path for path in names if path.is_file())
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", *["*.py"] * model.trust_remote_code]
+    folders = dict.fromkeys([folder, find_tokenizer(model, folder)])
+    return sorted(path for place in folders for pattern in patterns for path in place.glob(pattern))
+
+
+def _ids(value: object) -> set[int]:
+    """The token ids in a config's field: one, several or none."""
+    if isinstance(value, int):
+        return {value}
+    return {item for item in value if isinstance(item, int)} if isinstance(value, list) else set()
+
+
+def _added_token_ids(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer puts before and after a text by itself."""
+    whole = tokenizer("a", verbose=False)["input_ids"]
+    bare = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    return (), ()
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -28,7 +28,7 @@ class Filters:
         temperature = np.array([s.temperature for s in samplings], np.float32)
         self.temperature = np.maximum(temperature, _LEAST_TEMPERATURE)
         top_k = np.array([min(s.top_k, vocab_size) for s in samplings], np.int64)
-        self.is_open = top_k < 0
+        self.is_open = top_k < 1
         "[B], true if every word of the vocabulary is a candidate."
         self._top_k = np.where(self.is_open, vocab_size, top_k)
         self._top_p = np.array([s.top_p for s in samplings], np.float32)
@@ -75,7 +75,15 @@ class Filters:
         kept = np.where(has_top_p & is_reached, reaches.argmax(axis=1) + 1, kept)
         has_min_p, num_near = min_p > 0, (weights >= min_p[:, None]).sum(axis=1)
         kept = np.where(has_min_p, np.minimum(kept, num_near), kept)
-        is_bounded = is_whole | (has_top_p & is_reached) | (has_min_p & (num_near < width))
+        # The walk may end with a crumb left over; it must not end at a word that has no weight.
+        num_possible = (weights > 0).sum(axis=1)
+        kept = np.minimum(kept, np.maximum(num_possible, 1))
+        is_bounded = (
+            is_whole
+            | (num_possible < width)
+            | (has_top_p & is_reached)
+            | (has_min_p & (num_near < width))
+        )
 
         share = prefix[np.arange(len(rows)), kept - 1] / mass
         share = np.where(has_top_p | has_min_p, share, np.float32(1))

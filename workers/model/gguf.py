@@ -31,7 +31,10 @@ def convert_gguf(path: Path) -> Path:
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    cache = cached_assets_path("batchwright", namespace="gguf")
+    try:
+        cache = cached_assets_path("batchwright", namespace="gguf")
+    except OSError as error:
+        raise ModelError(f"there is no place to keep a converted model: {error}") from error
     folder = cache / f"{digest}-float32"
     if folder.exists():
         return folder

@@ -12,9 +12,11 @@ Live rows stand at the front of their block: when one ends, the last takes its p
 Letters: H key-value heads, C tokens of room, D numbers a head, n live rows of a block.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from workers.model.shape import LayerShape
@@ -50,20 +52,19 @@ class KVBlock:
 
     def allocate(self, layer: int, shape: LayerShape) -> None:
         """Makes room for one layer. Zeros, since a masked NaN would still poison a sum."""
-        size = (self._places, shape.num_kv_heads, self.room)
-        self.keys[layer] = torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=self.device)
-        self.values[layer] = torch.zeros(
-            *size, shape.value_dim, dtype=shape.dtype, device=self.device
-        )
+        for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
+            size = (self._places, shape.num_kv_heads, self.room, width)
+            tensors[layer] = zeros(size, shape.dtype, self.device)
 
     def release(self, row: int) -> None:
         """Lets the last live row take the place of one that has ended."""
         place, last = self.rows.index(row), len(self.rows) - 1
         if place != last:
-            written = self.lengths[last]
+            old, written = self.lengths[place], self.lengths[last]
             for tensors in (self.keys, self.values):
                 for tensor in tensors.values():
                     tensor[place, :, :written] = tensor[last, :, :written]
+                    tensor[place, :, written:old] = 0  # What the ended row left may be NaN.
             self.rows[place], self.lengths[place] = self.rows[last], self.lengths[last]
         del self.rows[last], self.lengths[last]
 
@@ -99,6 +100,17 @@ class KVCache:
         block.release(row)
         if not block.rows:
             self._blocks.remove(block)
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros. On a CPU it takes memory only where it is written, as numpy's do."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return (
+        torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8))
+        .view(dtype)
+        .view(size)
+    )
 
 
 def group_by_length(lengths: Sequence[RowLength]) -> list[list[RowLength]]:

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 from jobs.errors import ModelError
 from jobs.sampling import RowSampling
 from workers.model.attention import RAGGED, RaggedError, RaggedPass
+from workers.model.facts import check_layers
 from workers.model.kv_cache import KVCache, RowLength
 from workers.model.shape import LayerShape
 from workers.pipeline import RowContext
 
 _PROBE = ((5, 3, 7, 2, 6, 3, 4), (2, 6, 4))
 "Token ids of two short rows; the first's last three are fed one at a time."
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 "Of the spread of logits. A wrong mask or position is off by the spread itself."
 
@@ -112,7 +112,7 @@ def prove_ragged(model: PreTrainedModel) -> dict[int, LayerShape]:
     masks and positions.
     """
     name = type(model).__name__
-    _check_config(model, name)
+    check_layers(model.config, name)
     prompts = [tuple(min(i, model.config.get_text_config().vocab_size - 1) for i in row)
                for row in _PROBE]  # fmt: skip
     with torch.inference_mode():
@@ -161,14 +161,6 @@ def _run_probe(
         forward.append(np.array([0]), np.array([token_id]))
         by_row[0].append(forward.next_logits()[1][0])
     return [torch.stack(by_row[row]) for row in (0, 1)], forward.shapes
-
-
-def _check_config(model: PreTrainedModel, name: str) -> None:
-    config = model.config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if getattr(config, "attention_chunk_size", None) or layer_types - _LAYER_TYPES:
-        kinds = ", ".join(sorted(layer_types - _LAYER_TYPES)) or "chunked attention"
-        raise ModelError(f"{name} cannot be run in ragged batches: it has layers of {kinds}.")
 
 
 def _check_shapes(model: PreTrainedModel, name: str, shapes: dict[int, LayerShape]) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from jobs.completion import Capture
+from jobs.sampling import MASK_64
 from workers.model.filters import Filters, FloatRows
 from workers.model.philox import uniform
 from workers.pipeline import RowContext, StepOutput
@@ -32,7 +33,7 @@ class Sampler:
     ) -> None:
         samplings = [context.sampling for context in contexts]
         self._capture = capture
-        self._seeds = np.array([context.seed for context in contexts], np.uint64)
+        self._seeds = np.array([context.seed & MASK_64 for context in contexts], np.uint64)
         self._num_tokens = np.array([len(context.token_ids) for context in contexts], np.uint64)
         self._num_new = np.zeros(len(contexts), np.int64)
         self._min_new = np.array([s.min_new_tokens for s in samplings], np.int64)
@@ -63,7 +64,7 @@ class Sampler:
         self._num_new[rows] += 1
         if self._penalties is not None:
             self._penalties.count(rows, token_ids)
-        logprobs, top_ids, top_logprobs = self._log_probs(z, token_ids)
+        logprobs, top_ids, top_logprobs = self._log_probs(z, peak, token_ids)
         return StepOutput(
             rows=rows,
             token_ids=token_ids,
@@ -85,12 +86,14 @@ class Sampler:
         return z
 
     def _log_probs(
-        self, z: torch.Tensor, token_ids: npt.NDArray[np.int64]
+        self, z: torch.Tensor, peak: torch.Tensor, token_ids: npt.NDArray[np.int64]
     ) -> tuple[FloatRows | None, npt.NDArray[np.int64] | None, FloatRows | None]:
         count = self._capture.logprobs
         if count is None:
             return None, None, None
-        # The logit minus logsumexp: float32 log_softmax is off by 2e-5 on a CPU.
+        # The logit minus logsumexp: float32 log_softmax is off by 2e-5 on a CPU. The best logit is
+        # taken off first, so that large logits do not use up the digits.
+        z = z - peak[:, None]
         total = torch.logsumexp(z, dim=1, keepdim=True)
         chosen = z.gather(1, torch.from_numpy(token_ids).to(z.device)[:, None])
         logprobs: FloatRows = (chosen - total)[:, 0].cpu().numpy()
