@@ -1,4 +1,4 @@
-"""A claimed batch: a forward pass that yields logits, and a sampler that draws from them."""
+"""Pipelines made of a forward pass that yields logits, and a sampler that draws from them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,8 +8,9 @@ import numpy.typing as npt
 import torch
 
 from jobs.completion import Capture
+from jobs.model import ModelFacts
 from workers.model.sampling import Sampler
-from workers.pipeline import BatchPipeline, RowContext, RowSlots, StepOutput
+from workers.pipeline import PipelineLimits, RowContext, RowSlots, StepOutput
 
 
 class Forward(Protocol):
@@ -25,29 +26,53 @@ class Forward(Protocol):
         """Frees what a row held."""
 
 
-def claim_batch(
-    pipeline: BatchPipeline,
-    slots: RowSlots,
-    contexts: Sequence[RowContext],
-    capture: Capture,
-    *,
-    device: torch.device,
-    make_forward: Callable[[], Forward],
-) -> "SampledBatch":
-    """Claims a place and what a forward pass needs for every row, or raises and holds nothing."""
-    slots.claim(len(contexts))
-    try:
-        sampler = Sampler(
-            contexts,
-            capture,
-            vocab_size=pipeline.vocab_size,
-            eos_token_ids=pipeline.eos_token_ids,
-            device=device,
-        )
-        return SampledBatch(make_forward(), sampler, slots)
-    except BaseException:
-        slots.release(len(contexts))
-        raise
+class SampledPipeline:
+    """A BatchPipeline whose steps are a forward pass and a draw from its logits."""
+
+    is_text_generator = True
+    applies_penalties = True
+    is_speculative = False
+    overlap_active = False
+    graph_capture_ready = False
+    data_parallel_degree = 1
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        limits: PipelineLimits,
+        *,
+        device: torch.device,
+        make_forward: Callable[[Sequence[RowContext]], Forward],
+    ) -> None:
+        """make_forward: claims what a model needs for the rows of a batch, or raises."""
+        self.limits = limits
+        self.vocab_size = facts.vocab_size
+        self.eos_token_ids = frozenset(facts.eos_token_ids)
+        self.sampling_defaults = facts.defaults
+        self._slots = RowSlots(limits.max_batch_size)
+        self._device = device
+        self._make_forward = make_forward
+
+    @property
+    def num_open_rows(self) -> int:
+        """Rows of open batches."""
+        return self._slots.num_open
+
+    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> "SampledBatch":
+        """Claims a place and the model's memory for every row, or raises and holds nothing."""
+        self._slots.claim(len(contexts))
+        try:
+            sampler = Sampler(
+                contexts,
+                capture,
+                vocab_size=self.vocab_size,
+                eos_token_ids=self.eos_token_ids,
+                device=self._device,
+            )
+            return SampledBatch(self._make_forward(contexts), sampler, self._slots)
+        except BaseException:
+            self._slots.release(len(contexts))
+            raise
 
 
 class SampledBatch:

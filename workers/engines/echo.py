@@ -16,10 +16,10 @@ from jobs.errors import ModelError
 from jobs.model import Device, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling, SamplingDefaults
-from workers.batch import SampledBatch, claim_batch
+from workers.batch import SampledPipeline
 from workers.complete import complete_batch
 from workers.engine import Capabilities
-from workers.pipeline import PipelineLimits, RowContext, RowSlots
+from workers.pipeline import PipelineLimits, RowContext
 
 VOCAB_SIZE = 257
 EOS = 256
@@ -44,7 +44,13 @@ class EchoEngine:
         device: str,
         dtype: str,
     ) -> None:
-        self._pipeline = EchoPipeline(zlib.crc32(model.path.encode()), facts, limits)
+        model_seed = zlib.crc32(model.path.encode())
+        self._pipeline = SampledPipeline(
+            facts,
+            limits,
+            device=torch.device("cpu"),
+            make_forward=lambda contexts: _EchoForward(model_seed, contexts),
+        )
 
     @staticmethod
     def read_facts(model: ModelRef) -> ModelFacts:
@@ -71,7 +77,7 @@ class EchoEngine:
         """The character that each byte is in Latin-1."""
         return ["<eos>" if token_id == EOS else chr(token_id) for token_id in token_ids]
 
-    def open(self) -> "EchoPipeline":
+    def open(self) -> SampledPipeline:
         """There is nothing to load."""
         return self._pipeline
 
@@ -91,41 +97,6 @@ class EchoEngine:
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
-
-
-class EchoPipeline:
-    """Runs batches of hashes."""
-
-    is_text_generator = True
-    applies_penalties = True
-    is_speculative = False
-    overlap_active = False
-    graph_capture_ready = False
-    data_parallel_degree = 1
-
-    def __init__(self, model_seed: int, facts: ModelFacts, limits: PipelineLimits) -> None:
-        self._model_seed = model_seed
-        self._slots = RowSlots(limits.max_batch_size)
-        self.limits = limits
-        self.vocab_size = facts.vocab_size
-        self.eos_token_ids = frozenset(facts.eos_token_ids)
-        self.sampling_defaults = facts.defaults
-
-    @property
-    def num_open_rows(self) -> int:
-        """Rows of open batches."""
-        return self._slots.num_open
-
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
-        """Claims a hash for every row."""
-        return claim_batch(
-            self,
-            self._slots,
-            contexts,
-            capture,
-            device=torch.device("cpu"),
-            make_forward=lambda: _EchoForward(self._model_seed, contexts),
-        )
 
 
 class _EchoForward:

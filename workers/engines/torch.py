@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from jobs.completion import Capture, Completion
-from jobs.errors import ModelError
 from jobs.model import Device, ModelFacts, ModelRef
 from jobs.prompt import Prompt
-from jobs.sampling import RowSampling, SamplingDefaults
-from workers.batch import SampledBatch, claim_batch
+from jobs.sampling import RowSampling
+from workers.batch import SampledPipeline
 from workers.complete import complete_batch
 from workers.engine import Capabilities
 from workers.model import facts as model_facts
 from workers.model import loading
 from workers.model.folder import find_model, find_tokenizer
 from workers.model.ragged import RaggedForward, prove_ragged
-from workers.pipeline import PipelineLimits, RowContext, RowSlots
+from workers.pipeline import PipelineLimits
 
 
 class TorchEngine:
@@ -39,7 +38,7 @@ class TorchEngine:
         self._limits = limits
         self._device = device
         self._dtype = dtype
-        self._pipeline: TorchPipeline | None = None
+        self._pipeline: SampledPipeline | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
     read_facts = staticmethod(model_facts.read_facts)
@@ -55,13 +54,21 @@ class TorchEngine:
         tokenizer = _load_tokenizer(model, find_model(model))
         return [str(tokenizer.decode([token_id])) for token_id in token_ids]
 
-    def open(self) -> "TorchPipeline":
+    def open(self) -> SampledPipeline:
         """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
         folder = find_model(self._model)
         if self._facts.has_tokenizer:
             self._tokenizer = _load_tokenizer(self._model, folder)
         model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
-        self._pipeline = TorchPipeline(model, self._facts, self._limits)
+        shapes = prove_ragged(model)
+        self._pipeline = SampledPipeline(
+            self._facts,
+            self._limits,
+            device=model.device,
+            make_forward=lambda contexts: RaggedForward(
+                model, contexts, dict(shapes), self._limits.max_length
+            ),
+        )
         return self._pipeline
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -95,47 +102,3 @@ def _load_tokenizer(model: ModelRef, folder: Path) -> PreTrainedTokenizerBase:
     return loading.load_tokenizer(
         find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
     )
-
-
-class TorchPipeline:
-    """A loaded model that runs batches. Memory: weights, and each open batch's keys and values."""
-
-    is_text_generator = True
-    applies_penalties = True
-    is_speculative = False
-    overlap_active = False
-    graph_capture_ready = False
-    data_parallel_degree = 1
-
-    def __init__(self, model: PreTrainedModel, facts: ModelFacts, limits: PipelineLimits) -> None:
-        self._model = model
-        self._shapes = prove_ragged(model)
-        self._slots = RowSlots(limits.max_batch_size)
-        self.limits = limits
-        self.vocab_size = facts.vocab_size
-        self.eos_token_ids = frozenset(facts.eos_token_ids)
-        self.sampling_defaults: SamplingDefaults = facts.defaults
-        width = model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
-        if width != facts.vocab_size:
-            raise ModelError(
-                f"{type(model).__name__}: the head yields {width} logits, but config.json says "
-                f"{facts.vocab_size}."
-            )
-
-    @property
-    def num_open_rows(self) -> int:
-        """Rows of open batches."""
-        return self._slots.num_open
-
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> SampledBatch:
-        """Allocates keys and values for every row, or raises and holds none."""
-        return claim_batch(
-            self,
-            self._slots,
-            contexts,
-            capture,
-            device=self._model.device,
-            make_forward=lambda: RaggedForward(
-                self._model, contexts, dict(self._shapes), self.limits.max_length
-            ),
-        )
