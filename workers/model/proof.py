@@ -1,0 +1,133 @@
+"""The proof that an architecture can be run ragged, made when a model is opened."""
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from jobs.errors import ModelError
+from jobs.sampling import RowSampling
+from workers.model.attention import RAGGED, RaggedError
+from workers.model.facts import check_layers
+from workers.model.ragged import RaggedForward
+from workers.model.shape import LayerShape
+from workers.pipeline import RowContext
+
+_PROBES = 3
+_PROBE_LENGTHS = (7, 3)
+"Two short rows; the last three tokens of the first are fed one at a time."
+_TOLERANCES = {
+    torch.float32: (1.0, 1e-3),
+    torch.float16: (0.5, 0.1),
+    torch.bfloat16: (0.5, 0.4),
+}
+"""Which share of the places must be how close, as a share of the spread of their logits.
+
+A wrong mask or position is off by the spread itself. In half precision an architecture's own two
+ways to attend are 0.01 and 0.1 apart, and far more at a place here and there.
+"""
+
+
+def prove_ragged(model: PreTrainedModel) -> dict[int, LayerShape]:
+    """Runs two short rows ragged, and each alone as the architecture's authors wrote it.
+
+    Returns the shapes of the layers. Raises ModelError, by the architecture's name, if the two ways
+    disagree: if a layer mixes tokens by other means than attention, or has rules of its own for
+    masks and positions.
+    """
+    name = type(model).__name__
+    check_layers(model.config, name)
+    ours, theirs = [], []
+    with torch.inference_mode():
+        for prompts in _make_probes(model.config.get_text_config().vocab_size):
+            model.set_attn_implementation("eager")
+            plain = [
+                model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+                for ids in prompts
+            ]
+            model.set_attn_implementation(RAGGED)
+            try:
+                ragged, shapes = _run_probe(model, prompts)
+            except (RaggedError, TypeError, RuntimeError) as error:
+                raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
+            ours += ragged
+            theirs += [alone[-len(rows) :] for alone, rows in zip(plain, ragged, strict=True)]
+    _check_shapes(model, name, shapes)
+    _check_logits(name, torch.cat(ours).float(), torch.cat(theirs).float(), model.dtype)
+    return shapes
+
+
+def _make_probes(vocab_size: int) -> list[list[tuple[int, ...]]]:
+    """Ids from where a vocabulary has its common words, not its control tokens."""
+    generator = torch.Generator().manual_seed(0)
+    low = vocab_size // 50
+    high = max(vocab_size // 2, low + 1)
+    return [
+        [
+            tuple(torch.randint(low, high, (length,), generator=generator).tolist())
+            for length in _PROBE_LENGTHS
+        ]
+        for _ in range(_PROBES)
+    ]
+
+
+def _check_logits(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compares place by place [places, V], leaving out where the model's own are no numbers."""
+    is_number = theirs.isfinite().all(dim=1)
+    if not is_number.any():
+        raise ModelError(
+            f"{name}: the logits of short prompts are no numbers. Its weights are bad."
+        )
+    ours, theirs = ours[is_number], theirs[is_number]
+    spread = (theirs - theirs.mean(dim=1, keepdim=True)).norm(dim=1).clamp(min=1e-6)
+    off = ((ours - theirs).norm(dim=1) / spread).nan_to_num(nan=torch.inf)
+    share, tolerance = _TOLERANCES[dtype]
+    worst = float(off.sort().values[round(share * len(off)) - 1])
+    if worst > tolerance:
+        raise ModelError(
+            f"{name} cannot be run in ragged batches: its logits are off its own forward pass by "
+            f"{worst:.2g} of their spread. It needs an engine of its own."
+        )
+
+
+def _run_probe(
+    model: PreTrainedModel, prompts: list[tuple[int, ...]]
+) -> tuple[list[torch.Tensor], dict[int, LayerShape]]:
+    """Logits of each row from where it is fed token by token, ending at its last."""
+    fed = [prompts[0][-3:], ()]
+    contexts = [
+        RowContext(prompt[: len(prompt) - len(tail)], RowSampling(max_new_tokens=4), 0)
+        for prompt, tail in zip(prompts, fed, strict=True)
+    ]
+    forward = RaggedForward(model, contexts, {}, max_length=64)
+    rows, logits = forward.next_logits()
+    by_row = {row: [logits[place]] for place, row in enumerate(rows.tolist())}
+    forward.release(1)
+    for token_id in fed[0]:
+        forward.append(np.array([0]), np.array([token_id]))
+        by_row[0].append(forward.next_logits()[1][0])
+    return [torch.stack(by_row[row]) for row in (0, 1)], forward.shapes
+
+
+def _check_shapes(model: PreTrainedModel, name: str, shapes: dict[int, LayerShape]) -> None:
+    """Every layer must have come through our attention, with the window that the config names."""
+    config = model.config.get_text_config()
+    if len(shapes) != config.num_hidden_layers:
+        raise ModelError(
+            f"{name} cannot be run in ragged batches: attention can be replaced in {len(shapes)} "
+            f"of its {config.num_hidden_layers} layers."
+        )
+    layer_types = getattr(config, "layer_types", None)
+    for layer, kind in enumerate(layer_types or ()):
+        if (kind == "sliding_attention") != (shapes[layer].window is not None):
+            raise ModelError(
+                f"{name} cannot be run in ragged batches: layer {layer} has {kind}, but its window "
+                f"is {shapes[layer].window}."
+            )
+    has_window = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
+    )
+    if not layer_types and has_window and not any(s.window for s in shapes.values()):
+        raise ModelError(
+            f"{name} cannot be run in ragged batches: its sliding window of "
+            f"{config.sliding_window} does not reach the layers."
+        )
