@@ -8,6 +8,9 @@ from jobs.errors import PlacementError, SettingError
 
 logger = logging.getLogger(__name__)
 
+_LEAST_SHARE = 0.0001
+"Ray counts in ten-thousandths."
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -26,12 +29,19 @@ class Placement:
         if self.num_workers is not None and self.num_workers < 1:
             raise SettingError(f"num_workers must be at least 1, got {self.num_workers}.")
         gpus, cpus = self.gpus_per_worker, self.cpus_per_worker
-        if gpus is not None and not (0 <= gpus <= 1 or (isfinite(gpus) and gpus == int(gpus) > 0)):
+        if gpus is not None and not _is_gpu_share(gpus):
             raise SettingError(
                 f"gpus_per_worker must be 0, a fraction of 1, or a whole number, got {gpus:g}."
             )
-        if cpus is not None and not (isfinite(cpus) and cpus > 0):
-            raise SettingError(f"cpus_per_worker must be finite and above 0, got {cpus:g}.")
+        if cpus is not None and not (isfinite(cpus) and cpus >= _LEAST_SHARE):
+            raise SettingError(
+                f"cpus_per_worker must be finite and at least {_LEAST_SHARE}, got {cpus:g}."
+            )
+
+
+def _is_gpu_share(gpus: float) -> bool:
+    """True for none, a part of one, or some whole ones: Ray gives nothing else."""
+    return gpus == 0 or _LEAST_SHARE <= gpus <= 1 or (isfinite(gpus) and gpus == int(gpus) > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ a worker raises ends the job.
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -31,19 +32,23 @@ _Handle = Any
 "A worker in another process: Ray makes its methods up as they are called."
 
 
-def run_shards(plan: Plan, shards: Sequence[Shard], seats: Seats) -> Iterator[ShardReport]:
-    """Runs every shard once and yields its report when it is done, in whatever order.
+@contextmanager
+def hire_workers(plan: Plan, seats: Seats) -> Iterator["Pool"]:
+    """Starts workers, and goes on when the first has opened the model. Ends them all at last.
 
-    Raises what a worker raised; WorkerError if workers keep dying.
+    Raises what the worker raised if it cannot; WorkerError if workers keep dying.
     """
-    pool = _Pool(plan, seats)
+    pool = Pool(plan, seats)
     try:
-        yield from pool.run(shards)
+        pool.open()
+        yield pool
     finally:
         pool.stop()
 
 
-class _Pool:
+class Pool:
+    """Workers, and the shards that they are given."""
+
     def __init__(self, plan: Plan, seats: Seats) -> None:
         self._actor_class = ray.remote(
             max_restarts=0, max_task_retries=0, num_cpus=seats.cpus, num_gpus=seats.gpus
@@ -52,25 +57,37 @@ class _Pool:
         self._plan = ray.put(plan)
         self._num_workers = seats.num_workers
         self._calls: dict[ray.ObjectRef[ShardReport | None], tuple[_Handle, Shard | None]] = {}
+        "The one call that each busy worker has in flight, and its shard; None while it opens."
+        self._idle: list[_Handle] = []
         self._waiting: deque[Shard] = deque()
         self._losses: dict[Shard | None, int] = {}
 
-    def run(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
-        """Yields a report for each shard."""
-        self._waiting.extend(shards)
+    def open(self) -> None:
+        """Hires the workers and waits for the first."""
         for _ in range(self._num_workers):
             self._hire()
+        while not self._idle:
+            self._wait()
+
+    def run_shards(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
+        """Runs every shard once and yields its report when it is done, in whatever order.
+
+        Raises what a worker raised; WorkerError if workers keep dying.
+        """
+        self._waiting.extend(shards)
         num_left = len(shards)
         while num_left:  # Not: while calls are open; a worker may wait for a seat for ever.
-            done, _ = ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_SECONDS)
-            for call in done:
-                report = self._finish(call)
-                if report is not None:
-                    num_left -= 1
-                    yield report
+            while self._idle and self._waiting:
+                worker, shard = self._idle.pop(), self._waiting.popleft()
+                self._calls[worker.run_shard.remote(shard)] = (worker, shard)
+            self._dismiss_idle()
+            for report in self._wait():
+                num_left -= 1
+                yield report
 
     def stop(self) -> None:
         """Ends every worker at once."""
+        self._dismiss_idle()
         for worker, _ in self._calls.values():
             ray.kill(worker)
         self._calls.clear()
@@ -80,8 +97,19 @@ class _Pool:
         worker: _Handle = self._actor_class.remote(self._plan)
         self._calls[worker.open.remote()] = (worker, None)
 
+    def _dismiss_idle(self) -> None:
+        for worker in self._idle:
+            ray.kill(worker)
+        self._idle.clear()
+
+    def _wait(self) -> list[ShardReport]:
+        """Reports of the calls that have ended, if any have within a moment."""
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_SECONDS)
+        reports = [self._finish(call) for call in done]
+        return [report for report in reports if report is not None]
+
     def _finish(self, call: "ray.ObjectRef[ShardReport | None]") -> ShardReport | None:
-        """Takes a call's outcome, and gives its worker the next shard."""
+        """Takes a call's outcome. Its worker is free, or replaced if it died."""
         worker, shard = self._calls.pop(call)
         try:
             report = ray.get(call)
@@ -94,11 +122,7 @@ class _Pool:
         if shard is None:
             self._losses.pop(None, None)
             logger.debug("a worker is ready")
-        if self._waiting:
-            following = self._waiting.popleft()
-            self._calls[worker.run_shard.remote(following)] = (worker, following)
-        else:
-            ray.kill(worker)
+        self._idle.append(worker)
         return report
 
     def _replace(self, worker: _Handle, shard: Shard | None, error: Exception) -> None:
@@ -106,14 +130,22 @@ class _Pool:
         losses = self._losses[shard] = self._losses.get(shard, 0) + 1
         where = "while it was starting" if shard is None else f"on shard {shard.index}"
         if losses == _ATTEMPTS:
-            reason = str(error).strip().splitlines()[0]
-            raise WorkerError(f"{losses} workers were lost {where}; the last: {reason}") from error
+            raise WorkerError(
+                f"{losses} workers were lost {where}; the last: {_reason(error)}"
+            ) from error
         logger.warning(
             "worker lost %s (attempt %d of %d); trying it on a new one", where, losses, _ATTEMPTS
         )
         if shard is not None:
             self._waiting.appendleft(shard)
         self._hire()
+
+
+def _reason(error: Exception) -> str:
+    """Why a worker died, in one line: Ray puts a long report around what matters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A constructor's own exception stands last; of a killed process only the first line speaks.
+    return lines[-1] if getattr(error, "actor_init_failed", False) else lines[0]
 
 
 def _explain(error: RayTaskError, shard: Shard | None) -> JobError:

@@ -9,7 +9,8 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from pathlib import Path
 
 from cluster.placement import Placement, Resources
 from jobs.errors import PlacementError
@@ -32,10 +33,13 @@ def connect(placement: Placement) -> Iterator[Resources]:
     _prepare_environment(is_local=placement.address is None)
     import ray  # Reads its environment when it is imported.
 
-    if placement.address is None:
-        _start_local()
-    else:
-        _attach(placement.address)
+    # Workers import from the folder where Ray is started, before all others. The user's may hold
+    # modules that are called like ours; this one holds ours.
+    with chdir(Path(__file__).parent.parent):
+        if placement.address is None:
+            _start_local()
+        else:
+            _attach(placement.address)
     try:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         yield Resources(resources.get("CPU", 0.0), resources.get("GPU", 0.0))

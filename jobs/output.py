@@ -10,7 +10,7 @@ out/
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,8 @@ def check_output(folder: str, *, overwrite: bool) -> None:
     Raises RefusedError if it holds anything, and overwrite was not asked for or it is not a job's
     folder; SettingError if it cannot be a folder; OutputError if it must not be written.
     """
+    if not folder:
+        raise SettingError("the output folder has no name. Name one.")
     if "://" in folder:
         raise SettingError(
             f"{folder}: only local folders can be written. Give a path without a scheme."
@@ -50,6 +52,8 @@ def check_output(folder: str, *, overwrite: bool) -> None:
             f"{' and more' if len(names) > 3 else ''}. Choose a new folder, or pass --overwrite."
         )
     strangers = [name for name in names if not _is_ours(name)]
+    if names and JOB not in names:  # Parts may be called like ours and be somebody else's.
+        strangers = strangers or names
     if strangers:
         raise RefusedError(
             f"{folder}: --overwrite deletes only what a job wrote, and {strangers[0]} is not from "
@@ -76,8 +80,8 @@ def claim_output(folder: str, *, overwrite: bool) -> None:
     check_output(folder, overwrite=overwrite)
     try:
         os.makedirs(folder, exist_ok=True)
-        # The marks go first: should this be broken off, nobody takes the rest for a whole job.
-        for name in sorted(os.listdir(folder), key=lambda name: (name != SUCCESS, name)):
+        # Should this be broken off, the rest is not taken for whole, and still is a job's.
+        for name in sorted(os.listdir(folder), key=lambda name: (name != SUCCESS, name == JOB)):
             os.unlink(os.path.join(folder, name))
         os.close(os.open(os.path.join(folder, JOB), os.O_CREAT | os.O_EXCL))
     except FileExistsError as error:
@@ -96,6 +100,24 @@ def write_json(folder: str, name: str, content: Mapping[str, object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, os.path.join(folder, name))
+
+
+def sweep_drafts(folder: str) -> None:
+    """Deletes what workers that died have left behind."""
+    with explained(folder):
+        for name in os.listdir(folder):
+            if _DRAFT.fullmatch(name):
+                os.unlink(os.path.join(folder, name))
+
+
+def check_parts(folder: str, names: Sequence[str]) -> None:
+    """Raises OutputError unless all parts that workers reported are in the folder."""
+    missing = sorted(set(names) - {os.path.basename(path) for path in list_parts(folder)})
+    if missing:
+        raise OutputError(
+            f"{folder}: {missing[0]} was written by a worker and is not here. Use storage that "
+            "every node sees under the same path."
+        )
 
 
 def mark_success(folder: str) -> None:

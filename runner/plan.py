@@ -1,5 +1,6 @@
 """From a job to a plan: the input looked at, the model asked, every open value settled."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +8,7 @@ from jobs.errors import InputError, SettingError
 from jobs.files import RowSource, fixed_folder, scan_input
 from jobs.job import Job
 from jobs.kinds import KINDS
-from jobs.model import ModelFacts, settle_dtype
+from jobs.model import DEMO, ModelFacts, settle_dtype
 from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
 from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
 from jobs.schema import output_schema
@@ -19,11 +20,12 @@ def make_plan(job: Job) -> Plan:
 
     Raises JobError for whatever a user can get wrong about either.
     """
+    engine = load_engine(job.model.engine)
+    job = _anchored(job, reads_model=engine.capabilities.reads_model)
     source = scan_input(job.input)
     _check_places(job, source)
     kind, prompt_column = _find_prompt_column(job, source)
     kept = _find_kept_columns(job, source)
-    engine = load_engine(job.model.engine)
     _check_capabilities(job, engine.capabilities)
     device = engine.find_device(job.model.device)
     facts = engine.read_facts(job.model)
@@ -58,6 +60,21 @@ def make_plan(job: Job) -> Plan:
     )
     output_schema(plan)
     return plan
+
+
+def _anchored(job: Job, *, reads_model: bool) -> Job:
+    """The job with absolute paths: workers run in another folder than the user's."""
+
+    def absolute(path: str) -> str:
+        is_path = path != DEMO and os.path.exists(path)
+        return os.path.abspath(path) if is_path else path
+
+    model = job.model
+    if reads_model:
+        tokenizer = None if model.tokenizer is None else absolute(model.tokenizer)
+        model = dataclasses.replace(model, path=absolute(model.path), tokenizer=tokenizer)
+    source = job.input if "://" in job.input else os.path.abspath(job.input)
+    return dataclasses.replace(job, model=model, input=source, output=os.path.abspath(job.output))
 
 
 def _notes(
@@ -167,7 +184,12 @@ def _check_sampling(job: Job, sampling: RowSampling, facts: ModelFacts, max_leng
     try:
         check_min_against_max(sampling)
     except ValueError as error:
-        raise SettingError(f"{error}.") from error
+        hint = (
+            ""
+            if job.sampling.min_new_tokens is not None
+            else (" The least is from the model's generation config: give --min-new-tokens.")
+        )
+        raise SettingError(f"{error}.{hint}") from error
     if sampling.max_new_tokens >= max_length:
         raise SettingError(
             f"max_new_tokens must be between 1 and {max_length - 1}, got "

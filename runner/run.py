@@ -8,7 +8,7 @@ from cluster.placement import Placement, settle_seats
 from cluster.session import connect
 from jobs.errors import InputError, ModelError, WorkerError
 from jobs.job import Job
-from jobs.output import check_output, claim_output, mark_success
+from jobs.output import check_output, check_parts, claim_output, mark_success, sweep_drafts
 from jobs.report import Counts, Part, ShardReport
 from runner.manifest import write_intent, write_manifest
 from runner.plan import make_plan
@@ -44,11 +44,11 @@ def run_job(
     """
     check_output(job.output, overwrite=overwrite)
     plan = make_plan(job)
-    shards = plan.shards
+    job, shards = plan.job, plan.shards
     started = time.perf_counter()
     with connect(placement) as resources:
         # Ray reads its environment, which connect() has set, when it is imported.
-        from cluster.pool import run_shards
+        from cluster.pool import hire_workers
 
         seats = settle_seats(
             placement,
@@ -57,28 +57,30 @@ def run_job(
             threads=job.model.threads,
             num_shards=len(shards),
         )
-        claim_output(job.output, overwrite=overwrite)
-        write_intent(plan)
-        yield Started(
-            num_rows=plan.num_rows,
-            num_shards=len(shards),
-            num_workers=seats.num_workers,
-            where="this machine"
-            if placement.address is None
-            else f"the cluster {placement.address}",
-            notes=plan.notes,
-        )
-        counts = Counts()
-        parts: list[Part] = []
-        try:
-            for report in run_shards(plan, shards, seats):
-                counts += report.counts
-                parts.append(report.part)
-                yield report
-        except (InputError, ModelError) as error:  # What was right at the start no longer is.
-            raise WorkerError(str(error)) from error
+        with hire_workers(plan, seats) as pool:
+            # Only now: what an earlier job has left is kept until the model has been opened.
+            claim_output(job.output, overwrite=overwrite)
+            write_intent(plan)
+            yield Started(
+                num_rows=plan.num_rows,
+                num_shards=len(shards),
+                num_workers=seats.num_workers,
+                where="this machine" if placement.address is None else placement.address,
+                notes=plan.notes,
+            )
+            counts = Counts()
+            parts: list[Part] = []
+            try:
+                for report in pool.run_shards(shards):
+                    counts += report.counts
+                    parts.append(report.part)
+                    yield report
+            except (InputError, ModelError) as error:  # What was right at the start no longer is.
+                raise WorkerError(str(error)) from error
     assert counts.rows == plan.num_rows, f"{counts.rows} rows came back of {plan.num_rows}"
     seconds = time.perf_counter() - started
+    sweep_drafts(job.output)
+    check_parts(job.output, [part.name for part in parts])
     write_manifest(plan, seats, counts, sorted(parts, key=lambda part: part.name), seconds)
     mark_success(job.output)
     yield Finished(counts, seconds)

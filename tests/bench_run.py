@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from running import BATCHWRIGHT
+from running import BATCHWRIGHT, worker_pids
 
 
 def peak_mb(pid: int) -> float:
@@ -25,17 +25,6 @@ def peak_mb(pid: int) -> float:
     except OSError:
         return 0.0
     return max([int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")] or [0.0])
-
-
-def worker_pids() -> list[int]:
-    pids = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
-                pids.append(int(entry.name))
-        except OSError:
-            continue
-    return pids
 
 
 def main() -> None:
@@ -58,7 +47,7 @@ def main() -> None:
         driver_peak = worker_peak = 0.0
         while driver.poll() is None:
             driver_peak = max(driver_peak, peak_mb(driver.pid))
-            worker_peak = max([worker_peak, *map(peak_mb, worker_pids())])
+            worker_peak = max([worker_peak, *map(peak_mb, worker_pids(driver.pid))])
             time.sleep(0.2)
         assert driver.returncode == 0 and driver.stdout is not None
         summary = json.loads(driver.stdout.read())

@@ -95,3 +95,31 @@ def batchwright(
         timeout=300,
         check=False,
     )
+
+
+def worker_pids(driver: int) -> list[int]:
+    """Processes of the workers that a driver has started, and of nobody else's."""
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and _read(entry / "cmdline").startswith("ray::Worker")
+        and driver in _ancestors(int(entry.name))
+    ]
+
+
+def _ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        found.append(pid)
+        # The name stands in parentheses and may hold blanks; the parent is the second word after.
+        fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # The process has ended meanwhile.
+        return ""

@@ -14,7 +14,15 @@ import pytest
 from running import echo_job, run_here, write_prompts
 
 from jobs.errors import OutputError, RefusedError, SettingError
-from jobs.output import check_output, claim_output, list_parts, read_json, write_json
+from jobs.output import (
+    check_output,
+    check_parts,
+    claim_output,
+    list_parts,
+    read_json,
+    sweep_drafts,
+    write_json,
+)
 from jobs.parts import PartWriter, part_schema, read_part
 from jobs.plan import Shard
 
@@ -63,6 +71,26 @@ def test_overwriting_deletes_what_a_job_wrote_and_nothing_else(tmp_path: Path) -
     stranger.unlink()
     claim_output(str(tmp_path), overwrite=True)
     assert os.listdir(tmp_path) == ["_job.json"]
+
+
+def test_files_that_are_called_like_ours_are_not_taken_for_a_jobs(tmp_path: Path) -> None:
+    """Spark and others write part-00000.parquet and _SUCCESS too; only a job has _job.json."""
+    for name in ("part-00000.parquet", "_SUCCESS"):
+        (tmp_path / name).touch()
+
+    assert "_SUCCESS is not from a job" in refused(tmp_path, overwrite=True)
+
+
+def test_drafts_are_swept_and_parts_are_counted(tmp_path: Path) -> None:
+    for name in (".part-00001.77.draft", "part-00000.parquet", "notes.draft"):
+        (tmp_path / name).touch()
+
+    sweep_drafts(str(tmp_path))
+
+    assert sorted(os.listdir(tmp_path)) == ["notes.draft", "part-00000.parquet"]
+    check_parts(str(tmp_path), ["part-00000.parquet"])
+    with pytest.raises(OutputError, match="was written by a worker and is not here"):
+        check_parts(str(tmp_path), ["part-00000.parquet", "part-00001.parquet"])
 
 
 def test_a_new_folder_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,12 @@ def test_what_cannot_be_had_is_said_with_what_there_is(
         ({"gpus_per_worker": -1.0}, "gpus_per_worker must be 0, a fraction of 1, or a whole"),
         ({"gpus_per_worker": float("nan")}, "or a whole number, got nan."),
         ({"gpus_per_worker": float("inf")}, "or a whole number, got inf."),
-        ({"cpus_per_worker": float("nan")}, "cpus_per_worker must be finite and above 0, got nan."),
+        (
+            {"cpus_per_worker": float("nan")},
+            "cpus_per_worker must be finite and at least 0.0001, got nan.",
+        ),
         ({"gpus_per_worker": 1.5}, "a fraction of 1, or a whole number, got 1.5."),
-        ({"cpus_per_worker": 0.0}, "cpus_per_worker must be finite and above 0, got 0."),
+        ({"cpus_per_worker": 0.0}, "cpus_per_worker must be finite and at least 0.0001, got 0."),
     ],
 )
 def test_bad_values_are_refused(settings: dict[str, float], words: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import echo_job, make_job, read_rows, run_plan, write_prompts
+from running import echo_job, make_job, read_rows, run_plan, worker_pids, write_prompts
 
 from cluster.placement import Placement, Resources, Seats
 from cluster.session import connect
@@ -31,9 +31,10 @@ def session() -> Iterator[Resources]:
 
 
 def run_shards(plan: Plan, seats: Seats) -> Iterator[ShardReport]:
-    from cluster.pool import run_shards
+    from cluster.pool import hire_workers
 
-    return run_shards(plan, plan.shards, seats)
+    with hire_workers(plan, seats) as pool:
+        yield from pool.run_shards(plan.shards)
 
 
 def prepared(job: Job) -> Plan:
@@ -98,19 +99,6 @@ def test_an_error_of_a_shard_fails_the_job_and_says_what_to_do(
     assert list_parts(str(tmp_path / "out")) == []
 
 
-def worker_pids() -> list[int]:
-    """Processes of this Ray's workers that run our code."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        try:
-            title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-        if title.startswith(b"ray::Worker"):
-            pids.append(int(entry.name))
-    return pids
-
-
 def test_a_killed_workers_shard_is_done_by_another(
     tmp_path: Path, session: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,7 +108,7 @@ def test_a_killed_workers_shard_is_done_by_another(
 
     reports = run_shards(plan, Seats(1, 1, 0))
     next(reports)
-    for pid in worker_pids():
+    for pid in worker_pids(os.getpid()):
         os.kill(pid, signal.SIGKILL)
     rest = list(reports)
 
@@ -138,7 +126,7 @@ def test_a_shard_that_kills_every_worker_ends_the_job(tmp_path: Path, session: R
 
     def kill_whatever_runs() -> None:
         while not stop.wait(0.2):
-            for pid in worker_pids():
+            for pid in worker_pids(os.getpid()):
                 os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_whatever_runs)
@@ -161,7 +149,7 @@ def test_no_worker_is_left_when_a_run_is_given_up(tmp_path: Path, session: Resou
     reports.close()
 
     for _ in range(100):
-        if not worker_pids():
+        if not worker_pids(os.getpid()):
             break
         time.sleep(0.1)
-    assert worker_pids() == []
+    assert worker_pids(os.getpid()) == []

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STORY = [
     ("runner/run.py", "run_job", "run_shards"),
-    ("cluster/pool.py", "run_shards", "run"),
+    ("cluster/pool.py", "run_shards", "remote"),
     ("workers/worker.py", "run_shard", "_answer"),
     ("workers/worker.py", "_generate", "generate"),
 ]
@@ -17,9 +17,12 @@ RUN_JOB = [
     "make_plan",
     "connect",
     "settle_seats",
+    "hire_workers",
     "claim_output",
     "write_intent",
     "run_shards",
+    "sweep_drafts",
+    "check_parts",
     "write_manifest",
     "mark_success",
 ]

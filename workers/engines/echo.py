@@ -33,7 +33,7 @@ _SPREAD = np.float32(8 / 2**32)
 class EchoEngine:
     """Byte tokens and pseudo-random logits behind the engine's seam."""
 
-    capabilities = Capabilities(logits=True, max_logprobs=None)
+    capabilities = Capabilities(logits=True, max_logprobs=None, reads_model=False)
 
     def __init__(
         self,
