@@ -16,6 +16,8 @@ from jobs.parts import is_bulky, part_schema, read_part
 from workers.engine import load_engine
 
 _COLUMNS = ("row_id", "text", "finish_reason", "num_prompt_tokens", "num_generated_tokens", "error")
+_BY_TOKEN = ("token_ids", "logprobs", "top_ids", "top_logprobs")
+"Columns that are shown as a table with a line a token."
 _WIDTH = 60
 "Characters of text in a list of rows."
 _ALTERNATIVES = 5
@@ -49,8 +51,10 @@ def show_row(folder: str, row_id: int) -> None:
     prefix = str(_asked(folder)["output_prefix"])
     row, bulky = _find_row(folder, prefix + "row_id", row_id)
     console = _console()
-    console.print(_fields(row, bulky))
-    own = {name.removeprefix(prefix): value for name, value in row.items()}
+    kept = cast("list[str]", read_json(folder, JOB)["kept_columns"])
+    own = {name.removeprefix(prefix): v for name, v in row.items() if name not in kept}
+    in_table = {prefix + name for name in _BY_TOKEN if own.get("token_ids")} - set(kept)
+    console.print(_fields({k: v for k, v in row.items() if k not in in_table}, bulky))
     if own.get("token_ids"):
         console.print(_tokens(own, _spell(folder, own, console)))
 
@@ -129,8 +133,6 @@ def _value(cell: pa.Scalar) -> object:
 def _fields(row: Mapping[str, object], bulky: Mapping[str, str]) -> Table:
     table = _table("column", "value", has_header=False)
     for name, value in row.items():
-        if isinstance(value, list):
-            value = f"{len(value)} values"
         table.add_row(name, repr(value) if isinstance(value, str) else str(value))
     for name, type_ in bulky.items():
         table.add_row(name, f"not shown: {type_}")
@@ -177,5 +179,5 @@ def _spell(folder: str, row: Mapping[str, object], console: Console) -> dict[int
 def _table(*columns: str, has_header: bool = True) -> Table:
     table = Table(box=None, pad_edge=False, show_header=has_header, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     return table

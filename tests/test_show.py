@@ -106,3 +106,32 @@ def test_without_a_tokenizer_ids_are_shown_and_it_is_said(
 
     assert "tokens are shown by id alone" in text
     assert "(no tokenizer)" in show(tmp_path / "out")
+
+
+def test_columns_of_an_earlier_job_are_not_taken_for_ours(tmp_path: Path) -> None:
+    """An output is the input of the next job: its logprobs are columns like any other there."""
+    source = write_prompts(tmp_path / "in.parquet", ["abc"])
+    run_here(echo_job(source, tmp_path / "first", logprobs=2, max_new_tokens=2))
+    first = tmp_path / "first" / "part-00000.parquet"
+    run_here(echo_job(first, tmp_path / "second", output_prefix="b_", max_new_tokens=4))
+
+    text = show(tmp_path / "second", "--row", 0)
+
+    steps = text.split("alternatives")[1].strip().splitlines()
+    assert len(steps) == 4
+    assert not any("-" in step for step in steps)
+    assert "b_finish_reason" in text
+
+
+def test_a_row_is_shown_in_full_however_long(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    text = "x" * 500
+    ids = pa.array([list(range(200))])
+    source = write_prompts(tmp_path / "in.parquet", [text], ids=ids)
+    run_here(echo_job(source, tmp_path / "out"))
+
+    shown = "".join(show(tmp_path / "out", "--row", 0).split())
+
+    assert shown.count("x") >= 500
+    assert "198,199]" in shown
