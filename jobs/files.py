@@ -81,11 +81,13 @@ def _find_files(pattern: str) -> list[str]:
     if not glob.has_magic(pattern):
         raise InputError(f"{pattern}: no such file or folder.")
     folder = fixed_folder(pattern)
-    paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-    visible = [path for path in paths if not _is_hidden(os.path.relpath(path, folder))]
-    if not visible:
-        raise InputError(f"{pattern}: no file matches this pattern.")
-    return _in_name_order(visible)
+    found = glob.glob(pattern, recursive=True)
+    visible = [path for path in found if not _is_hidden(os.path.relpath(path, folder))]
+    paths = [path for path in visible if os.path.isfile(path)]
+    if not paths:
+        remedy = " Only folders do: give the folder above, or a pattern for files."
+        raise InputError(f"{pattern}: no file matches this pattern.{remedy * bool(visible)}")
+    return _in_name_order(paths)
 
 
 def _find_in_folder(folder: str) -> list[str]:

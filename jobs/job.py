@@ -38,7 +38,10 @@ class Job:
     "auto: as the tokenizer does on its own; templates, which write them out, get none."
     max_model_len: int | None = None
     truncation: Literal["error", "left", "right"] = "error"
-    "What befalls a prompt that is too long: an error row, or a cut on one side, which is flagged."
+    """error: a prompt that leaves no room for an answer is an error row.
+
+    left, right: one that leaves no room for max_new_tokens is cut on that side, and flagged.
+    """
     logprobs: int | None = None
     "None: none. 0: of the chosen tokens. K: of the K most likely tokens as well."
     output_logits: bool = False
@@ -57,6 +60,9 @@ class Job:
             check_sampling(self.sampling)
         except (TypeError, ValueError) as error:
             raise SettingError(f"{error}.") from error
+        for path in (self.input, self.output):
+            if path.encode(errors="ignore").decode() != path:
+                raise SettingError(f"{path!r}: the path is no valid UTF-8. Rename it.")
         for name, value, low in self._counts():
             if value is not None and value < low:
                 raise SettingError(f"{name} must be at least {low}, got {value}.")

@@ -14,6 +14,9 @@ class Counts:
     failed: Counter[str] = field(default_factory=Counter)
     "Rows with an error, by code."
     truncated: int = 0
+    "Prompts that were cut to fit."
+    out_of_room: int = 0
+    "Answers that ended where a row may be no longer, before their own limit."
     prompt_tokens: int = 0
     new_tokens: int = 0
     batches: int = 0

@@ -24,7 +24,7 @@ def load_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # Also what is no TOML, and no UTF-8.
         raise click.BadParameter(f"{path}: cannot be read: {error}") from error
     flags = {flag.key: flag for flag in FLAGS}
     known = [*flags, *PLACES]

@@ -89,7 +89,8 @@ FLAGS = (
     Flag(Job, "max_model_len", ("--max-model-len",), int,
          "Most tokens of a row, prompt and answer together.", unset="as many as the model holds"),
     Flag(Job, "truncation", ("--truncation",), _choice("error", "left", "right"),
-         "A prompt that is too long becomes an error row, or is cut on one side and flagged."),
+         "error: a prompt that leaves no room is an error row. Else it is cut on that side to make "
+         "room for --max-new-tokens, and flagged."),
     Flag(Sampling, "max_new_tokens", ("--max-new-tokens", "--max-tokens"), int,
          "Most new tokens of a row.", required=True),
     Flag(Sampling, "min_new_tokens", ("--min-new-tokens",), int,

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,7 +25,8 @@ def show_run(
     Returns the counts of the whole run.
     """
     console = Console(stderr=True, highlight=False, quiet=quiet)
-    with _display(console) as display:
+    # Ray prints to stdout when it loses a worker; what stands there must be data alone.
+    with redirect_stdout(sys.stderr), _display(console) as display:
         for report in reports:
             match report:
                 case Started():
@@ -126,14 +127,16 @@ def _count(number: int, word: str) -> str:
 def _summary(finished: Finished, output: str) -> str:
     counts, seconds = finished.counts, finished.seconds
     if not counts.rows:
-        return f"nothing to do: the input has no rows\noutput in {output}"
+        return f"nothing to do: there are no rows to answer\noutput in {output}"
     lines = [
         f"{counts.rows:,} rows: {counts.rows - counts.failed_rows:,} answered, "
         f"{_count(counts.failed_rows, 'error')}",
         *(f"  {code}: {number:,}" for code, number in sorted(counts.failed.items())),
     ]
     if counts.truncated:
-        lines.append(f"{counts.truncated:,} prompts were cut to fit")
+        lines.append(f"{_count(counts.truncated, 'prompt')} cut to fit")
+    if counts.out_of_room:
+        lines.append(f"{_count(counts.out_of_room, 'answer')} ended early for want of room")
     lines += [
         f"{counts.prompt_tokens:,} prompt tokens, {counts.new_tokens:,} new tokens, "
         f"{seconds:.1f} s ({counts.new_tokens / seconds:,.0f} tokens/s)",

@@ -75,7 +75,11 @@ def test_help_loads_neither_torch_nor_ray_nor_arrow() -> None:
         (["--engine", "tensor"], "there is no engine 'tensor'. There are: torch, echo."),
         (["--device", "cuda"], "the echo engine runs on the CPU."),
         (["--gpus-per-worker", "nan"], "gpus_per_worker must be 0, a fraction of 1"),
-        (["--cpus-per-worker", "inf"], "cpus_per_worker must be finite and above 0, got inf."),
+        (["--cpus-per-worker", "0.00001"], "cpus_per_worker must be finite and at least 0.0001"),
+        (
+            ["--cpus-per-worker", "inf"],
+            "cpus_per_worker must be finite and at least 0.0001, got inf.",
+        ),
         (
             ["--output-logits", "--logits-budget", "1KiB"],
             "a row's logits and alternatives can take 4 tokens x 1,028 bytes = 4,112 bytes, more "
@@ -172,6 +176,15 @@ def test_a_folder_with_something_in_it_is_refused(source: Path, tmp_path: Path) 
     assert exit_code(refusal(source, tmp_path / "out", "--overwrite")) == 4
 
 
+def test_an_output_without_a_name_is_refused(source: Path) -> None:
+    """An unset variable of the shell would otherwise mean the current folder."""
+    result = CliRunner().invoke(
+        command, ["run", str(source), "", "--model", "echo", "--max-new-tokens", "1"]
+    )
+
+    assert "the output folder has no name" in str(result.exception)
+
+
 def test_an_output_inside_the_input_is_refused(source: Path) -> None:
     error = refusal(source.parent, source.parent / "out")
 
@@ -182,6 +195,7 @@ def test_an_input_inside_the_output_is_refused_before_anything_is_deleted(tmp_pa
     """--overwrite empties the folder, and would have taken the input with it."""
     out = tmp_path / "out"
     part = write_prompts(out / "part-00000.parquet", ["a"])
+    (out / "_job.json").write_text("{}")
 
     for pattern in (part, out, f"{out}/*.parquet"):
         error = refusal(pattern, out, "--overwrite")

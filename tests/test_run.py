@@ -2,13 +2,26 @@
 
 import json
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import duckdb
 import pandas as pd
 import pyarrow.dataset as ds
 import pytest
-from running import batchwright, read_rows, write_prompts
+from running import (
+    BATCHWRIGHT,
+    batchwright,
+    echo_job,
+    read_rows,
+    run_here,
+    worker_pids,
+    write_prompts,
+)
+from tiny_models import byte_tokenizer, random_model, save
+from transformers import BertConfig
 
 ECHO = ("--model", "echo", "--engine", "echo", "--max-new-tokens", 4, "--temperature", 0)
 
@@ -90,7 +103,7 @@ def test_a_second_run_is_refused_and_overwriting_starts_afresh(tmp_path: Path) -
     afresh = batchwright(*command, "--overwrite", "-q", cwd=tmp_path)
 
     assert first.returncode == 0, first.stderr
-    assert "nothing to do: the input has no rows" in first.stderr
+    assert "nothing to do: there are no rows to answer" in first.stderr
     assert again.returncode == 4
     assert "the folder is not empty" in again.stderr
     assert afresh.returncode == 0
@@ -98,3 +111,62 @@ def test_a_second_run_is_refused_and_overwriting_starts_afresh(tmp_path: Path) -
     assert [name for name in os.listdir(tmp_path / "out") if name.startswith("part")] == [
         "part-00000.parquet"
     ]
+
+
+@pytest.mark.slow
+def test_the_folder_one_stands_in_changes_nothing(tmp_path: Path) -> None:
+    """Ray lets workers import from the driver's folder first, and ours have everyday names."""
+    home = tmp_path / "home"
+    for name in ("jobs", "workers"):
+        (home / name).mkdir(parents=True)
+        (home / name / "__init__.py").write_text("raise SystemExit('this must never run')")
+    (home / "numpy.py").write_text("raise SystemExit('nor this')")
+    write_prompts(home / "in.parquet", ["a", "b"])
+
+    result = batchwright("run", "in.parquet", "out", *ECHO, "-q", cwd=home)
+
+    assert result.returncode == 0, result.stderr
+    assert read_rows(home / "out").num_rows == 2
+
+
+@pytest.mark.slow
+def test_an_old_output_is_kept_until_the_new_model_has_been_opened(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=257, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    bert = save(random_model(config), tmp_path / "bert", tokenizer=byte_tokenizer())
+    source = write_prompts(tmp_path / "in.parquet", ["a"])
+    run_here(echo_job(source, tmp_path / "out"))
+
+    result = batchwright(
+        "run", source, tmp_path / "out", "--model", bert, "--max-new-tokens", 2, "--overwrite"
+    )
+
+    assert result.returncode == 2
+    assert "BertLMHeadModel cannot be run in ragged batches" in result.stderr
+    assert read_rows(tmp_path / "out").num_rows == 1
+
+
+@pytest.mark.slow
+def test_a_lost_worker_leaves_no_draft_and_no_word_among_the_data(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "in.parquet", [f"{i}" for i in range(30)])
+    command = [
+        BATCHWRIGHT, "run", "in.parquet", "out", "--model", "echo", "--engine", "echo", "--json",
+        "--max-new-tokens", "3000", "--ignore-eos", "--rows-per-shard", "10", "--num-workers", "1",
+    ]  # fmt: skip
+    driver = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "out" / "part-00000.parquet").exists():
+        assert driver.poll() is None
+        time.sleep(0.1)
+    for pid in worker_pids(driver.pid):
+        os.kill(pid, signal.SIGKILL)
+
+    words, warnings = driver.communicate()
+
+    assert driver.returncode == 0, warnings
+    assert json.loads(words)["rows"] == 30
+    assert "worker lost on shard 1 (attempt 1 of 3)" in warnings
+    assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]

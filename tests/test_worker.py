@@ -104,22 +104,33 @@ def test_prompts_at_the_limit_of_the_model(tmp_path: Path, models: dict[str, str
 
 
 @pytest.mark.parametrize(("truncation", "first"), [("left", 7), ("right", 0)])
-def test_truncation_is_flagged_and_leaves_room_for_the_answer(
+def test_truncation_is_flagged_and_leaves_room_for_the_whole_answer(
     tmp_path: Path, models: dict[str, str], truncation: str, first: int
 ) -> None:
-    rows = [[i % 12 for i in range(67)], [3, 4]]
+    """Else a prompt of 63 tokens would get one new token, and one of 64 tokens would get four."""
+    rows = [[i % 12 for i in range(67)], [1] * 61, [1] * 60, [3, 4]]
     source = write_ids(tmp_path / "in.parquet", rows)
 
     table, counts = run_here(
         make_job(source, tmp_path / "out", ModelRef(models["succ12"]), truncation=truncation)
     )
 
-    assert table["truncated"].to_pylist() == [True, False]
-    assert table["num_prompt_tokens"].to_pylist() == [60, 2]
-    assert table["token_ids"][0].as_py()[0] == (67 if truncation == "left" else 60) % 12
-    assert counts.truncated == 1
-    assert codes(table) == [None, None]
-    assert first == rows[0][7 if truncation == "left" else 0]
+    assert table["truncated"].to_pylist() == [True, True, False, False]
+    assert table["num_prompt_tokens"].to_pylist() == [60, 60, 60, 2]
+    assert table["num_generated_tokens"].to_pylist() == [4] * 4
+    assert table["token_ids"][0].as_py()[0] == (first + 60) % 12
+    assert (counts.truncated, counts.out_of_room) == (2, 0)
+
+
+def test_answers_that_end_for_want_of_room_are_counted(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    source = write_ids(tmp_path / "in.parquet", [[1] * 63, [1] * 62, [1] * 60, [3, 4]])
+
+    table, counts = run_here(make_job(source, tmp_path / "out", ModelRef(models["succ12"])))
+
+    assert table["num_generated_tokens"].to_pylist() == [1, 2, 4, 4]
+    assert counts.out_of_room == 2
 
 
 @pytest.mark.parametrize(

@@ -50,23 +50,25 @@ def _check(plan: Plan, prompt: Prompt) -> Prompt:
 
 
 def _fit(plan: Plan, prompt: Prompt, token_ids: tuple[int, ...]) -> Prompt:
-    """Cuts a prompt that leaves too little room, if the job says so."""
+    """Refuses a prompt that leaves no room, or cuts it so that the whole answer has room."""
     sampling, max_length = plan.sampling, plan.max_length
-    fewest = sampling.max_new_tokens if sampling.ignore_eos else max(sampling.min_new_tokens, 1)
-    if len(token_ids) + fewest <= max_length:
-        return prompt
+    room = max_length - sampling.max_new_tokens
     if plan.job.truncation == "error":
+        fewest = sampling.max_new_tokens if sampling.ignore_eos else max(sampling.min_new_tokens, 1)
+        if len(token_ids) + fewest <= max_length:
+            return prompt
         return _refuse(
             prompt,
             "context_length_exceeded",
             f"The prompt has {len(token_ids)} tokens and needs room for {fewest} more; a row may "
             f"hold {max_length}.",
         )
-    # A cut prompt gets room for the whole answer, and keeps at least one token of its own.
+    if len(token_ids) <= room:
+        return prompt
     before, after = _added(plan)
     bare = token_ids[len(before) : len(token_ids) - len(after)]
-    room = max(max_length - sampling.max_new_tokens - len(before) - len(after), 1)
-    kept = bare[-room:] if plan.job.truncation == "left" else bare[:room]
+    length = max(room - len(before) - len(after), 1)  # At least one token of its own.
+    kept = bare[-length:] if plan.job.truncation == "left" else bare[:length]
     return dataclasses.replace(prompt, token_ids=(*before, *kept, *after), truncated=True)
 
 

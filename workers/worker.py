@@ -69,7 +69,7 @@ class Worker:
                 with clock.stage("write"):
                     piece = rows.slice(done, len(completions))
                     writer.append(output_table(plan, self._schema, piece, completions))
-                counts += batch_counts + _count(completions)
+                counts += batch_counts + self._count(completions)
                 done += len(completions)
                 del completions, piece  # Else these logits would lie beside the next batch's.
             assert done == shard.num_rows, f"{done} rows answered of {shard.num_rows}"
@@ -121,6 +121,22 @@ class Worker:
         most = min(self._plan.sampling.max_new_tokens, self._plan.max_length - length)
         return RowSize(length, most)
 
+    def _count(self, completions: Sequence[Completion]) -> Counts:
+        answered = [completion for completion in completions if completion.error is None]
+        lengths = [0 if c.token_ids is None else len(c.token_ids) for c in answered]
+        most = self._plan.sampling.max_new_tokens
+        return Counts(
+            rows=len(completions),
+            failed=Counter(c.error.code for c in completions if c.error is not None),
+            truncated=sum(completion.truncated for completion in completions),
+            out_of_room=sum(
+                completion.finish_reason == "length" and length < most
+                for completion, length in zip(answered, lengths, strict=True)
+            ),
+            prompt_tokens=sum(completion.num_prompt_tokens or 0 for completion in answered),
+            new_tokens=sum(lengths),
+        )
+
 
 def _stretch(
     prompts: Sequence[Prompt], answered: dict[int, Completion], start: int, stop: int
@@ -135,17 +151,6 @@ def _stretch(
             length = None if prompt.token_ids is None else len(prompt.token_ids)
             stretch.append(failed(prompt, prompt.error, length))
     return stretch
-
-
-def _count(completions: Sequence[Completion]) -> Counts:
-    answered = [completion for completion in completions if completion.error is None]
-    return Counts(
-        rows=len(completions),
-        failed=Counter(c.error.code for c in completions if c.error is not None),
-        truncated=sum(completion.truncated for completion in completions),
-        prompt_tokens=sum(completion.num_prompt_tokens or 0 for completion in answered),
-        new_tokens=sum(len(c.token_ids) for c in answered if c.token_ids is not None),
-    )
 
 
 class _Clock:
