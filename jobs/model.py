@@ -58,6 +58,8 @@ class ModelFacts:
     "Type of the weights as stored."
     added_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     "What the tokenizer puts before and after a text unless told not to."
+    revision: str | None = None
+    "The commit that a hub model was taken from, so that workers take the same one."
     files: tuple[str, ...] = ()
     "Paths of the files that decide what the model answers."
     notes: tuple[str, ...] = ()

@@ -29,6 +29,9 @@ def make_plan(job: Job) -> Plan:
     _check_capabilities(job, engine.capabilities)
     device = engine.find_device(job.model.device)
     facts = engine.read_facts(job.model)
+    if facts.revision is not None:
+        pinned = dataclasses.replace(job.model, revision=facts.revision)
+        job = dataclasses.replace(job, model=pinned)
     max_length = settle_max_length(job.max_model_len, facts)
     if KINDS[kind].needs_tokenizer and not facts.has_tokenizer:
         raise InputError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import make_job, write_prompts
 from tiny_models import (
     byte_tokenizer,
     constant_model,
@@ -19,6 +20,7 @@ from transformers import LlamaConfig, T5Config
 from jobs.errors import ModelError, SettingError
 from jobs.model import ModelRef
 from jobs.sampling import SamplingDefaults
+from runner.plan import make_plan
 from workers.generate import generate, open_pipeline
 from workers.model.facts import read_facts
 from workers.model.folder import find_model, find_tokenizer
@@ -357,3 +359,22 @@ def test_the_demo_model_runs_in_half_precision(dtype: str) -> None:
     result = generate(pipeline, [[504, 3575, 282, 4649, 314]], max_new_tokens=2, temperature=0)
 
     assert result.sequences == [[504, 3575, 282, 4649, 314, 7042, 30]]
+
+
+def test_a_hub_model_is_pinned_to_the_commit_that_was_planned(
+    tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers open it later, when the hub may have a newer one. The cache is laid out by hand."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--somebody--small"
+    shutil.copytree(models["emoji"], repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    source = write_prompts(tmp_path / "in.parquet", ["a"])
+
+    plan = make_plan(make_job(source, tmp_path / "out", ModelRef("somebody/small")))
+
+    assert plan.job.model == ModelRef("somebody/small", revision=commit)
+    assert all(commit in path for path in plan.facts.files)

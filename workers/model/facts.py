@@ -59,6 +59,7 @@ def read_facts(model: ModelRef) -> ModelFacts:
         has_tokenizer=has_tokenizer,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         added_token_ids=added,
+        revision=folder.name if folder.parent.name == "snapshots" else model.revision,
         files=tuple(str(path) for path in [*weights, *_side_files(model, folder)]),
         notes=(*notes, *greedy_notes),
     )
@@ -162,7 +163,11 @@ def _side_files(model: ModelRef, folder: Path) -> list[Path]:
     """Small files that change what the model answers."""
     patterns = ["*.json", "*.model", "*.jinja", "*.txt", *["*.py"] * model.trust_remote_code]
     folders = dict.fromkeys([folder, find_tokenizer(model, folder)])
-    return sorted(path for place in folders for pattern in patterns for path in place.glob(pattern))
+    return [
+        path
+        for place in folders
+        for path in sorted(path for pattern in patterns for path in place.glob(pattern))
+    ]
 
 
 def _ids(value: object) -> set[int]:
