@@ -35,10 +35,11 @@ def _arrays(plan: Plan, completions: Sequence[Completion]) -> list[ColumnArray]:
         return []
     dtype = np.float16 if plan.job.logits_dtype == "float16" else np.float32
     vector = _vector(plan)
-    chunks = [
-        ragged([None if c.logits is None else c.logits.astype(dtype, copy=False)], vector)
-        for c in completions
-    ]
+    with np.errstate(over="ignore"):  # float16 ends at 65,504; beyond is infinite, as documented.
+        chunks = [
+            ragged([None if c.logits is None else c.logits.astype(dtype, copy=False)], vector)
+            for c in completions
+        ]
     return [pa.chunked_array(chunks, type=_fields(plan)[0].type)]
 
 
