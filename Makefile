@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
 
-.PHONY: env demo test test-slow check format bench clean
+.PHONY: env demo test test-slow check format bench chaos clean
 
 env: .venv/ready
 
@@ -45,6 +45,10 @@ format: env
 bench: env
 	$(BIN)/python tests/bench_run.py
 	$(BIN)/python tests/bench_generate.py
+
+# Half an hour of kills at random moments, each followed by a resume and a comparison of bytes.
+chaos: env
+	$(BIN)/python tests/chaos.py
 
 clean:
 	rm -rf build .venv

@@ -51,6 +51,9 @@ class Resources:
     num_cpus: float
     num_gpus: float
 
+    def __str__(self) -> str:
+        return f"{self.num_cpus:g} CPUs and {self.num_gpus:g} GPUs"
+
 
 @dataclass(frozen=True, slots=True)
 class Seats:
@@ -59,6 +62,9 @@ class Seats:
     num_workers: int
     cpus: float
     gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
 
 
 def settle_seats(
@@ -79,8 +85,7 @@ def settle_seats(
     cpus = placement.cpus_per_worker or float(threads)
     if gpus > resources.num_gpus or cpus > resources.num_cpus:
         raise PlacementError(
-            f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs; the cluster has "
-            f"{resources.num_cpus:g} CPUs and {resources.num_gpus:g} GPUs."
+            f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs; the cluster has {resources}."
         )
     room = _how_often(cpus, resources.num_cpus)
     if gpus:

@@ -1,44 +1,52 @@
 """The pool: shards out to workers, reports back. The only ray.remote and ray.wait.
 
-Each worker has one call in flight, so that the shard that kills a worker is known. What is chance
-is tried again: a dead worker's shard goes to a new one. What is certain is not: an exception that
-a worker raises ends the job.
+Each worker has one call in flight, so that the shard that kills a worker is known. What becomes of
+a shard whose worker is lost stands in trial.py.
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
-from cluster.placement import Seats
-from jobs.errors import JobError, WorkerError
+from cluster.placement import Resources, Seats
+from cluster.trial import Call, Cause, Trial, reason_of
+from cluster.watch import Watch
+from jobs.errors import JobError, MemoryShortError, WorkerError
 from jobs.plan import Plan, Shard
 from jobs.report import ShardReport
+from jobs.stop import Stop
+from jobs.tolerance import Tolerance
 from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-"Workers that may be lost to one shard, or in a row before any has opened."
-_WAIT_SECONDS = 1.0
-"How long Ctrl-C may wait to be noticed."
-
-
-_Handle = Any
-"A worker in another process: Ray makes its methods up as they are called."
+"Workers that may be lost in a row before any has opened."
+_WAIT_SECONDS = 0.5
+"How long a wish to stop may wait to be noticed."
 
 
 @contextmanager
-def hire_workers(plan: Plan, seats: Seats) -> Iterator["Pool"]:
+def hire_workers(
+    plan: Plan,
+    seats: Seats,
+    *,
+    run_id: str | None = None,
+    tolerance: Tolerance | None = None,
+    stop: Stop | None = None,
+) -> Iterator["Pool"]:
     """Starts workers, and goes on when the first has opened the model. Ends them all at last.
 
-    Raises what the worker raised if it cannot; WorkerError if workers keep dying.
+    run_id: the run that must own the output folder while parts are written.
+    Raises what a worker raised; WorkerError if workers keep dying; StoppedError.
     """
-    pool = Pool(plan, seats)
+    pool = Pool(plan, seats, run_id, tolerance or Tolerance(), stop or Stop())
     try:
         pool.open()
         yield pool
@@ -49,37 +57,46 @@ def hire_workers(plan: Plan, seats: Seats) -> Iterator["Pool"]:
 class Pool:
     """Workers, and the shards that they are given."""
 
-    def __init__(self, plan: Plan, seats: Seats) -> None:
+    def __init__(
+        self, plan: Plan, seats: Seats, run_id: str | None, tolerance: Tolerance, stop: Stop
+    ) -> None:
         self._actor_class = ray.remote(
             max_restarts=0, max_task_retries=0, num_cpus=seats.cpus, num_gpus=seats.gpus
         )(Worker)
         # Put once: the plan names every input file, and there may be many.
         self._plan = ray.put(plan)
-        self._num_workers = seats.num_workers
-        self._calls: dict[ray.ObjectRef[ShardReport | None], tuple[_Handle, Shard | None]] = {}
-        "The one call that each busy worker has in flight, and its shard; None while it opens."
-        self._idle: list[_Handle] = []
-        self._waiting: deque[Shard] = deque()
-        self._losses: dict[Shard | None, int] = {}
+        self._rows_per_batch = plan.job.packing.rows_per_batch
+        self._run_id, self._seats = run_id, seats
+        self._grace, self._stop = tolerance.grace, stop
+        self._watch = Watch(tolerance)
+        self._calls: dict[ray.ObjectRef[Any], Call] = {}
+        self._idle: list[Any] = []
+        self._waiting, self._lost_at_start = deque[Trial](), 0
 
     def open(self) -> None:
         """Hires the workers and waits for the first."""
-        for _ in range(self._num_workers):
+        for _ in range(self._seats.num_workers):
             self._hire()
         while not self._idle:
+            self._stop.check()
             self._wait()
+        self._stop.check()
 
-    def run_shards(self, shards: Sequence[Shard]) -> Iterator[ShardReport]:
+    def run_shards(
+        self, shards: Sequence[Shard], *, retried: Collection[Shard] = ()
+    ) -> Iterator[ShardReport]:
         """Runs every shard once and yields its report when it is done, in whatever order.
 
-        Raises what a worker raised; WorkerError if workers keep dying.
+        retried: finished ones; only rows whose error may pass are answered again.
+        Ends early if it is asked to stop. Raises what a worker raised, and WorkerError.
         """
-        self._waiting.extend(shards)
+        self._waiting.extend(Trial(shard, shard in retried) for shard in shards)
         num_left = len(shards)
         while num_left:  # Not: while calls are open; a worker may wait for a seat for ever.
-            while self._idle and self._waiting:
-                worker, shard = self._idle.pop(), self._waiting.popleft()
-                self._calls[worker.run_shard.remote(shard)] = (worker, shard)
+            if not self._stop.is_asked:
+                self._hand_out()
+            elif self._stop.is_over(self._grace) or not any(c.trial for c in self._calls.values()):
+                return
             self._dismiss_idle()
             for report in self._wait():
                 num_left -= 1
@@ -88,14 +105,26 @@ class Pool:
     def stop(self) -> None:
         """Ends every worker at once."""
         self._dismiss_idle()
-        for worker, _ in self._calls.values():
-            ray.kill(worker)
+        for call in self._calls.values():
+            ray.kill(call.worker)
         self._calls.clear()
 
     def _hire(self) -> None:
         # The model is loaded by a call, not by the constructor: what that raises arrives whole.
-        worker: _Handle = self._actor_class.remote(self._plan)
-        self._calls[worker.open.remote()] = (worker, None)
+        worker: Any = self._actor_class.remote(self._plan, self._run_id)
+        self._calls[worker.open.remote()] = Call(worker, None)
+
+    def _hand_out(self) -> None:
+        while self._idle and self._waiting:
+            worker, trial = self._idle.pop(), self._waiting.popleft()
+            shard, lessons, rows = trial.shard, trial.lessons, trial.rows_to_try
+            if rows is not None:
+                ref = worker.try_rows.remote(shard, *rows, lessons, retry=trial.retry)
+            elif trial.retry:
+                ref = worker.retry_shard.remote(shard, lessons)
+            else:
+                ref = worker.run_shard.remote(shard, lessons)
+            self._calls[ref] = Call(worker, trial)
 
     def _dismiss_idle(self) -> None:
         for worker in self._idle:
@@ -105,54 +134,97 @@ class Pool:
     def _wait(self) -> list[ShardReport]:
         """Reports of the calls that have ended, if any have within a moment."""
         done, _ = ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_SECONDS)
-        reports = [self._finish(call) for call in done]
+        reports = [self._finish(ref, self._calls.pop(ref)) for ref in done]
+        self._end_hung()
+        self._break_silence(is_news=bool(done))
         return [report for report in reports if report is not None]
 
-    def _finish(self, call: "ray.ObjectRef[ShardReport | None]") -> ShardReport | None:
-        """Takes a call's outcome. Its worker is free, or replaced if it died."""
-        worker, shard = self._calls.pop(call)
+    def _finish(self, ref: "ray.ObjectRef[Any]", call: Call) -> ShardReport | None:
+        """Takes a call's outcome. Its worker is free, or replaced if it is lost."""
         try:
-            report = ray.get(call)
-        except (RayActorError, OutOfMemoryError) as error:
-            self._replace(worker, shard, error)
+            report: ShardReport | None = ray.get(ref)
+        except OutOfMemoryError as error:  # Ray has ended the worker to save the machine.
+            # Something else may have filled it once. Twice, and it is the batch.
+            again = call.trial is not None and call.trial.losses > 0
+            self._lose(call, "short of memory" if again else "died", error)
+            return None
+        except RayActorError as error:
+            # A node that is taken away with notice says nothing about the shard.
+            self._lose(call, None if getattr(error, "preempted", False) else "died", error)
             return None
         except RayTaskError as error:
-            ray.kill(worker)
-            raise _explain(error, shard) from error
-        if shard is None:
-            self._losses.pop(None, None)
+            self._take_error(call, error)
+            return None
+        self._idle.append(call.worker)
+        if call.trial is None:
+            self._lost_at_start = 0
             logger.debug("a worker is ready")
-        self._idle.append(worker)
+        elif report is None:
+            call.trial.passed()
+            self._waiting.appendleft(call.trial)
+        else:
+            self._watch.learn(report)
         return report
 
-    def _replace(self, worker: _Handle, shard: Shard | None, error: Exception) -> None:
-        ray.kill(worker)
-        losses = self._losses[shard] = self._losses.get(shard, 0) + 1
-        where = "while it was starting" if shard is None else f"on shard {shard.index}"
-        if losses == _ATTEMPTS:
-            raise WorkerError(
-                f"{losses} workers were lost {where}; the last: {_reason(error)}"
-            ) from error
-        logger.warning(
-            "worker lost %s (attempt %d of %d); trying it on a new one", where, losses, _ATTEMPTS
-        )
-        if shard is not None:
-            self._waiting.appendleft(shard)
+    def _take_error(self, call: Call, error: RayTaskError) -> None:
+        """What a worker raised: a user's business, a batch too big, or a row that cannot be run."""
+        logger.debug("%s", error)  # With the worker's traceback.
+        cause = error.cause
+        if isinstance(cause, MemoryShortError) and call.trial is not None:
+            self._idle.append(call.worker)
+            self._repeat(call.trial, "short of memory", str(cause))
+            return
+        ray.kill(call.worker)
+        if isinstance(cause, JobError):
+            raise cause
+        said = f"{type(cause).__name__}: {cause}"
+        if call.trial is None:
+            raise WorkerError(f"a worker failed {call.where}: {said}") from error
+        logger.warning("a worker failed %s: %s", call.where, said)
+        # A new one, since a GPU is of no more use to a process in which one of its calls failed.
+        self._hire()
+        self._repeat(call.trial, "raised", said)
+
+    def _lose(self, call: Call, cause: Cause | None, error: Exception) -> None:
+        """Replaces a worker that is gone, unless that happens again and again."""
+        ray.kill(call.worker)
+        reason = reason_of(error)
+        logger.warning("worker lost %s; going on with a new one", call.where)
+        if call.trial is not None:
+            self._repeat(call.trial, cause, reason)
+        else:
+            self._lost_at_start += 1
+            if self._lost_at_start == _ATTEMPTS:
+                raise WorkerError(
+                    f"{_ATTEMPTS} workers were lost {call.where}; the last: {reason}"
+                ) from error
         self._hire()
 
+    def _repeat(self, trial: Trial, cause: Cause | None, reason: str) -> None:
+        """Has the shard done again, in the way that its losses suggest."""
+        if cause == "short of memory":
+            trial.short_of_memory(reason, self._rows_per_batch)
+            logger.warning("%s; the batch is halved for this shard", reason)
+        elif cause is not None:
+            trial.lost(cause, reason)
+        self._waiting.appendleft(trial)
 
-def _reason(error: Exception) -> str:
-    """Why a worker died, in one line: Ray puts a long report around what matters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # A constructor's own exception stands last; of a killed process only the first line speaks.
-    return lines[-1] if getattr(error, "actor_init_failed", False) else lines[0]
+    def _end_hung(self) -> None:
+        for ref, call in list(self._calls.items()):
+            if call.trial is not None and self._watch.is_hung(call.trial.shard, call.since):
+                del self._calls[ref]
+                self._lose(call, "hung", TimeoutError("no answer in time"))
 
-
-def _explain(error: RayTaskError, shard: Shard | None) -> JobError:
-    """The worker's own error if a user can act on it, else one that names the shard."""
-    logger.debug("%s", error)  # With the worker's traceback.
-    cause = error.cause
-    if isinstance(cause, JobError):
-        return cause
-    where = "while it was starting" if shard is None else f"on shard {shard.index}"
-    return WorkerError(f"a worker failed {where}: {type(cause).__name__}: {cause}")
+    def _break_silence(self, *, is_news: bool) -> None:
+        """Says now and then what is waited for."""
+        if not self._watch.is_silent(is_news=is_news):
+            return
+        busy = [call for call in self._calls.values() if call.trial is not None]
+        if busy:
+            oldest = min(busy, key=lambda call: call.since)
+            seconds = time.monotonic() - oldest.since
+            logger.info("%d busy; the longest %s, for %.0f s", len(busy), oldest.where, seconds)
+            return
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        resources = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
+        logger.warning("waiting for a seat: %s are needed, %s are free", self._seats, resources)

@@ -6,8 +6,10 @@ The only place that starts Ray or reads its environment.
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -35,7 +37,7 @@ def connect(placement: Placement) -> Iterator[Resources]:
 
     # Workers import from the folder where Ray is started, before all others. The user's may hold
     # modules that are called like ours; this one holds ours.
-    with chdir(Path(__file__).parent.parent):
+    with chdir(Path(__file__).parent.parent), _keep_handlers():
         if placement.address is None:
             _start_local()
         else:
@@ -45,6 +47,19 @@ def connect(placement: Placement) -> Iterator[Resources]:
         yield Resources(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _keep_handlers() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and would end the process in the middle of things."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _prepare_environment(*, is_local: bool) -> None:
@@ -92,9 +107,13 @@ def _attach(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=_shows_worker_logs(), logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
+        ray.shutdown()  # It may have joined half.
+        said = " ".join(str(error).split()).rstrip(" .")
+        remedy = "If it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH."
+        if "ersion mismatch" in said:
+            remedy = "Use the same versions of Ray and Python as the cluster."
         raise PlacementError(
-            f"{address}: no Ray cluster can be joined there: {error}. If it asks for a token, set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH."
+            f"{address}: no Ray cluster can be joined there: {said}. {remedy}"
         ) from error
 
 

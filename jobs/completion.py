@@ -16,6 +16,9 @@ ErrorCode = Literal[
     "context_length_exceeded",
     "invalid_token_id",
     "nan_logits",
+    "out_of_memory",
+    "worker_crash",
+    "engine_error",
 ]
 
 

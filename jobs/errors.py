@@ -8,6 +8,8 @@
       RefusedError      the output folder belongs to something else
       PlacementError    the machine or cluster lacks what the job asks for
       WorkerError       a worker failed while the job ran
+      MemoryShortError  a worker ran out of memory; smaller batches may fit
+      StoppedError      the run was told to stop
 
 Each takes one message, so that it survives the way from a worker to the driver unchanged.
 """
@@ -43,3 +45,11 @@ class PlacementError(JobError):
 
 class WorkerError(JobError):
     """A worker failed while the job ran."""
+
+
+class MemoryShortError(WorkerError):
+    """A worker ran out of memory."""
+
+
+class StoppedError(JobError):
+    """The run was told to stop before it was finished."""

@@ -1,6 +1,6 @@
 """What is asked for: one frozen description of a job, with nothing in it about where it runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jobs.errors import SettingError
@@ -20,6 +20,15 @@ class Packing:
     "Rows of one part. None: from the number of rows, a few batches each."
     logits_budget_bytes: int = 2**30
     "Most bytes of logits, as float32, and of long lists of alternatives that a worker holds."
+
+    def halved(self, times: int) -> "Packing":
+        """The same with smaller batches, for want of memory."""
+        return replace(
+            self,
+            rows_per_batch=max(1, self.rows_per_batch >> times),
+            max_batch_tokens=max(1, self.max_batch_tokens >> times),
+            logits_budget_bytes=max(1, self.logits_budget_bytes >> times),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,34 @@
-"""The output folder: claimed for one job, and marked when it is whole.
+"""What may be begun in an output folder: refused, completed, mended, or deleted first."""
 
-out/
-  part-00034.parquet     rows of shard 34
-  _job.json _plan.json   what was asked, and what it was settled to be
-  _manifest.json         what came of it
-  _SUCCESS               last of all
-"""
-
-import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-import pyarrow as pa
-
+from jobs.claim import LOCK, OWNER, refuse_owned
 from jobs.errors import OutputError, RefusedError, SettingError
+from jobs.folder import (
+    DRAFT,
+    JOB,
+    MANIFEST,
+    PART,
+    PLAN,
+    RECORD,
+    RECORDS,
+    SUCCESS,
+    explained,
+    sweep_drafts,
+)
 
-JOB, PLAN, MANIFEST, SUCCESS = "_job.json", "_plan.json", "_manifest.json", "_SUCCESS"
-_PART = re.compile(r"part-\d{5,}\.(parquet|arrow)")
-_DRAFT = re.compile(r"\.(part-\d{5,}|_\w+\.json)\.\d+\.draft")
+Start = Literal["new", "resume", "retry_failed", "overwrite"]
+"""What is to become of an output that is there: refused, completed, mended, or deleted."""
 
 
-def check_output(folder: str, *, overwrite: bool) -> None:
-    """Looks at the output folder without touching it.
+def check_output(folder: str, start: Start, *, is_owned: bool = False) -> None:
+    """Looks at the output folder without touching it. is_owned: this run has claimed it already.
 
-    Raises RefusedError if it holds anything, and overwrite was not asked for or it is not a job's
-    folder; SettingError if it cannot be a folder; OutputError if it must not be written.
+    Raises RefusedError if it holds what must not be touched, or another run has it; SettingError if
+    it cannot be a folder; OutputError if it must not be written.
     """
     if not folder:
         raise SettingError("the output folder has no name. Name one.")
@@ -41,24 +42,48 @@ def check_output(folder: str, *, overwrite: bool) -> None:
         if not parent.is_dir():
             raise SettingError(f"{folder}: {parent} is a file. Choose another folder.")
         _check_writable(parent)
-        return
-    if not path.is_dir():
+    elif not path.is_dir():
         raise SettingError(f"{folder}: is a file. Choose a folder.")
-    _check_writable(path)
-    names = sorted(os.listdir(path))
-    if names and not overwrite:
+    else:
+        _check_writable(path)
+        if not is_owned:
+            refuse_owned(folder)
+    _check_contents(folder, start, _contents(folder))
+
+
+def _check_contents(folder: str, start: Start, names: Sequence[str]) -> None:
+    if start == "retry_failed" and JOB not in names:
+        raise RefusedError(f"{folder}: holds no job whose rows could be tried again.")
+    if not names:
+        return
+    if start == "new":
         raise RefusedError(
             f"{folder}: the folder is not empty; it has {', '.join(names[:3])}"
-            f"{' and more' if len(names) > 3 else ''}. Choose a new folder, or pass --overwrite."
+            f"{' and more' if len(names) > 3 else ''}. Choose a new folder, or pass --resume to "
+            "complete it or --overwrite to delete it."
         )
     strangers = [name for name in names if not _is_ours(name)]
-    if names and JOB not in names:  # Parts may be called like ours and be somebody else's.
-        strangers = strangers or names
-    if strangers:
+    if JOB not in names:  # Parts may be called like ours and be somebody else's.
+        strangers = strangers or [name for name in names if name != PLAN]
+    if strangers and start == "overwrite":
         raise RefusedError(
             f"{folder}: --overwrite deletes only what a job wrote, and {strangers[0]} is not from "
             "a job. Choose a new folder."
         )
+    if strangers and JOB not in names:
+        raise RefusedError(
+            f"{folder}: holds {strangers[0]}, and no {JOB} that says which job wrote it. Choose a "
+            "new folder."
+        )
+
+
+def _contents(folder: str) -> list[str]:
+    """Names in the folder, without what a run leaves that has written nothing yet."""
+    if not os.path.exists(folder):
+        return []
+    return sorted(
+        n for n in os.listdir(folder) if n not in (OWNER, LOCK) and not DRAFT.fullmatch(n)
+    )
 
 
 def _check_writable(path: Path) -> None:
@@ -67,101 +92,24 @@ def _check_writable(path: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    if name in (JOB, PLAN, MANIFEST, SUCCESS):
-        return True
-    return bool(_PART.fullmatch(name) or _DRAFT.fullmatch(name))
+    return name in (JOB, PLAN, MANIFEST, SUCCESS, RECORDS) or bool(PART.fullmatch(name))
 
 
-def claim_output(folder: str, *, overwrite: bool) -> None:
-    """Makes the folder, empties it of an earlier job's files if asked, and takes it for this job.
-
-    Raises RefusedError if another run takes it at the same moment.
-    """
-    check_output(folder, overwrite=overwrite)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        # Should this be broken off, the rest is not taken for whole, and still is a job's.
-        for name in sorted(os.listdir(folder), key=lambda name: (name != SUCCESS, name == JOB)):
-            os.unlink(os.path.join(folder, name))
-        os.close(os.open(os.path.join(folder, JOB), os.O_CREAT | os.O_EXCL))
-    except FileExistsError as error:
-        raise RefusedError(f"{folder}: another run has just taken it. Choose another.") from error
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ready: {error}") from error
-
-
-def write_json(folder: str, name: str, content: Mapping[str, object]) -> None:
-    """Writes one of the folder's JSON files, whole or not at all."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    draft = draft_path(folder, name)
+def clear_output(folder: str) -> None:
+    """Deletes what an earlier job wrote. Should it be broken off, the rest still is a job's."""
+    names = _contents(folder)
+    _check_contents(folder, "overwrite", names)
     with explained(folder):
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, os.path.join(folder, name))
-
-
-def sweep_drafts(folder: str) -> None:
-    """Deletes what workers that died have left behind."""
-    with explained(folder):
-        for name in os.listdir(folder):
-            if _DRAFT.fullmatch(name):
+        for name in sorted(names, key=lambda name: (name != SUCCESS, name == JOB)):
+            if name == RECORDS:
+                _clear_records(os.path.join(folder, RECORDS))
+            else:
                 os.unlink(os.path.join(folder, name))
+    sweep_drafts(folder)
 
 
-def check_parts(folder: str, names: Sequence[str]) -> None:
-    """Raises OutputError unless all parts that workers reported are in the folder."""
-    missing = sorted(set(names) - {os.path.basename(path) for path in list_parts(folder)})
-    if missing:
-        raise OutputError(
-            f"{folder}: {missing[0]} was written by a worker and is not here. Use storage that "
-            "every node sees under the same path."
-        )
-
-
-def mark_success(folder: str) -> None:
-    """Says that every row is accounted for. The last thing written."""
-    with explained(folder):
-        Path(folder, SUCCESS).touch()
-
-
-def read_json(folder: str, name: str) -> dict[str, object]:
-    """Reads one of the folder's JSON files. Raises OutputError if it is not there."""
-    try:
-        content: dict[str, object] = json.loads(Path(folder, name).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{folder}: not the output of a job: {error}") from error
-    return content
-
-
-def list_parts(folder: str) -> list[str]:
-    """Paths of the finished parts, in row order."""
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be read: {error}") from error
-    parts = [name for name in names if _PART.fullmatch(name)]
-    # Numbers are compared as numbers: part-100000 comes after part-99999.
-    return [
-        os.path.join(folder, name) for name in sorted(parts, key=lambda name: (len(name), name))
-    ]
-
-
-def part_name(index: int, file_format: str) -> str:
-    """Name of the part that holds the shard of the same number."""
-    return f"part-{index:05d}.{file_format}"
-
-
-def draft_path(folder: str, name: str) -> str:
-    """Where a file is written until it is whole: hidden from readers, and swept by a new claim."""
-    return os.path.join(folder, f".{name}.{os.getpid()}.draft")
-
-
-@contextmanager
-def explained(folder: str) -> Iterator[None]:
-    """Says which folder could not be written."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise OutputError(f"{folder}: cannot be written: {error}") from error
+def _clear_records(folder: str) -> None:
+    for name in os.listdir(folder):
+        if RECORD.fullmatch(name) or DRAFT.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)

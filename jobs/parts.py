@@ -1,21 +1,17 @@
-"""Parts: drafts under a hidden name until they are whole. Renaming is the commit."""
+"""Reading parts of either format: whole, some columns, a stretch at a time, or the footer alone."""
 
-import hashlib
-import os
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import OutputError
-from jobs.output import draft_path, explained, part_name
-from jobs.plan import Shard
-from jobs.report import Part
 
-_ROW_GROUP_BYTES = 128 * 2**20
-"Most bytes of a row group, so that a reader with little memory can go through a part."
+_LISTS = (pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar)
+_UNREADABLE = (OSError, ValueError, pa.ArrowException)
+"What a damaged file may raise: a ValueError where text in it is none."
 
 
 def is_bulky(field: pa.Field) -> bool:
@@ -31,7 +27,7 @@ def read_part(path: str, columns: list[str] | None = None) -> pa.Table:
                 table = pa.ipc.open_file(file).read_all()
             return table if columns is None else table.select(columns)
         return pq.ParquetFile(path).read(columns)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise OutputError(f"{path}: cannot be read: {error}") from error
 
 
@@ -42,137 +38,80 @@ def part_schema(path: str) -> pa.Schema:
             with pa.memory_map(path) as file:
                 return pa.ipc.open_file(file).schema
         return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise OutputError(f"{path}: cannot be read: {error}") from error
 
 
-class PartWriter:
-    """Writes one part: append tables, then commit. Left without commit, it leaves nothing."""
-
-    def __init__(self, folder: str, shard: Shard, schema: pa.Schema, file_format: str) -> None:
-        self.name = part_name(shard.index, file_format)
-        self._folder = folder
-        self._draft = draft_path(folder, self.name.removesuffix(f".{file_format}"))
-        self._num_rows = 0
-        self._is_whole = False
-        with explained(folder):
-            self._file = _HashingFile(self._draft)
-            self._writer = _open_writer(self._file, schema, file_format)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_whole:
-            return
-        with suppress(OSError, pa.ArrowException):
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            os.unlink(self._draft)
-
-    def append(self, table: pa.Table) -> None:
-        """Adds rows, as row groups that a reader with little memory can take one at a time."""
-        if not table.num_rows:
-            return
-        with explained(self._folder):
-            for piece in _pieces(table):
-                self._writer.write_table(piece)
-        self._num_rows += table.num_rows
-
-    def commit(self) -> Part:
-        """Makes the part visible under its own name: from here on it is whole."""
-        with explained(self._folder):
-            self._writer.close()
-            self._file.flush_to_disk()
-            self._file.close()
-            size = os.path.getsize(self._draft)
-            os.replace(self._draft, os.path.join(self._folder, self.name))
-        self._is_whole = True
-        return Part(self.name, self._num_rows, size, self._file.sha256)
+def same_schema(a: pa.Schema, b: pa.Schema) -> bool:
+    """Equal in all but the names that formats give to what is inside of maps."""
+    plain_a, plain_b = (pa.ipc.read_schema(schema.serialize()) for schema in (a, b))
+    return bool(plain_a.equals(plain_b, check_metadata=True))
 
 
-def _pieces(table: pa.Table) -> list[pa.Table]:
-    """Cuts a table into row groups of few enough bytes; a row alone may be larger."""
-    if table.nbytes <= _ROW_GROUP_BYTES:
-        return [table]
-    starts, held = [0], 0
-    for row in range(table.num_rows):
-        size = table.slice(row, 1).nbytes
-        if held and held + size > _ROW_GROUP_BYTES:
-            starts.append(row)
-            held = 0
-        held += size
-    return [
-        table.slice(start, stop - start)
-        for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
-    ]
+def part_num_rows(path: str) -> int:
+    """How many rows a part of either format has, by its footer."""
+    try:
+        if path.endswith(".arrow"):
+            with pa.memory_map(path) as file:
+                batches = pa.ipc.open_file(file)
+                return sum(
+                    batches.get_batch(index).num_rows for index in range(batches.num_record_batches)
+                )
+        return int(pq.read_metadata(path).num_rows)
+    except _UNREADABLE as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error
 
 
-def _open_writer(
-    file: "_HashingFile", schema: pa.Schema, file_format: str
-) -> "pq.ParquetWriter | pa.ipc.RecordBatchFileWriter":
-    """Writer settings are fixed: the same rows must be the same bytes, on any machine."""
-    if file_format == "arrow":
-        return pa.ipc.new_file(file, schema)
-    # Logits are noise to a compressor: it would cost time and save nothing.
-    bulky = {f"{field.name}.list.element.list.element" for field in schema if is_bulky(field)}
-    paths = _leaf_paths(schema)
-    small = [path for path in paths if path not in bulky]
-    return pq.ParquetWriter(
-        file,
-        schema,
-        version="2.6",
-        compression={path: "none" if path in bulky else "zstd" for path in paths},
-        compression_level=dict.fromkeys(small, 3),
-        use_dictionary=small,
-        write_statistics=small,
-    )
-
-
-def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """Parquet's own paths of the columns that hold values, by writing an empty file."""
-    sink = pa.BufferOutputStream()
-    pq.ParquetWriter(sink, schema).close()
-    leaves = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return [leaves.column(index).path for index in range(len(leaves))]
-
-
-class _HashingFile:
-    """A file that is written from front to back, and knows the hash of what went in."""
-
-    closed = False
+class PartReader:
+    """Reads a part of either format from front to back, a stretch of rows at a time."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by close(), as Arrow expects.
-        self._hash = hashlib.sha256()
+        self._path = path
+        self._pieces = read_pieces(path)
+        self._rest: pa.Table | None = None
 
-    @property
-    def sha256(self) -> str:
-        """Of all that was written so far, in hexadecimal."""
-        return self._hash.hexdigest()
+    def read(self, num_rows: int) -> pa.Table:
+        """The next rows. Raises OutputError if there are not so many, or they cannot be read."""
+        tables = [] if self._rest is None else [self._rest]
+        held = sum(table.num_rows for table in tables)
+        try:
+            while held < num_rows:
+                tables.append(next(self._pieces))
+                held += tables[-1].num_rows
+        except _UNREADABLE as error:
+            raise OutputError(f"{self._path}: cannot be read: {error}") from error
+        except StopIteration as error:
+            raise OutputError(f"{self._path}: has fewer rows than were planned.") from error
+        table = pa.concat_tables(tables) if tables else part_schema(self._path).empty_table()
+        self._rest = table.slice(num_rows)
+        return table.slice(0, num_rows)
 
-    def write(self, content: bytes) -> int:
-        self._hash.update(content)
-        return self._file.write(content)
 
-    def tell(self) -> int:
-        return self._file.tell()
+def read_pieces(path: str) -> Iterator[pa.Table]:
+    """A part's rows as they were written: no piece is larger than a worker's memory allows."""
+    if path.endswith(".arrow"):
+        with pa.memory_map(path) as file:
+            batches = pa.ipc.open_file(file)
+            for index in range(batches.num_record_batches):
+                yield pa.Table.from_batches([batches.get_batch(index)])
+    else:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
 
-    def flush(self) -> None:
-        self._file.flush()
 
-    def flush_to_disk(self) -> None:
-        """Returns when the bytes would survive a loss of power."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+def flat_numbers(cell: pa.Scalar) -> npt.NDArray[np.generic] | None:
+    """All numbers of a cell that is a list of them, however deep; None if it is something else.
 
-    def close(self) -> None:
-        self.closed = True
-        self._file.close()
+    A list with a null in it is something else: numpy has no such number.
+    """
+    if not cell.is_valid or not isinstance(cell, _LISTS):
+        return None
+    values = cell.values
+    while pa.types.is_fixed_size_list(values.type) and not values.null_count:
+        values = values.flatten()
+    is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
+    if not is_number or values.null_count:
+        return None
+    numbers: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
+    return numbers

@@ -1,8 +1,11 @@
 """What a worker tells of a shard: counts and seconds, never rows."""
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
+from jobs.lessons import Lessons
 from jobs.plan import Shard
 
 
@@ -19,6 +22,8 @@ class Counts:
     "Answers that ended where a row may be no longer, before their own limit."
     prompt_tokens: int = 0
     new_tokens: int = 0
+    halved: int = 0
+    "Shards whose batches were made smaller for want of memory."
     batches: int = 0
     slot_steps: int = 0
     "Rows times steps of every batch, had each row stayed to its batch's end."
@@ -34,6 +39,17 @@ class Counts:
         """The counts by name, for JSON."""
         named: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
         return named | {"failed": dict(self.failed), "idle_share": self.idle_share}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Counts":
+        """The counts that record() has written. Raises KeyError or TypeError if it has not."""
+        named: dict[str, Any] = {
+            f.name: (float if f.name.endswith("seconds") else int)(record[f.name])
+            for f in fields(cls)
+            if f.name != "failed"
+        }
+        failed = {str(code): int(number) for code, number in record["failed"].items()}
+        return cls(**named, failed=Counter(failed))
 
     @property
     def failed_rows(self) -> int:
@@ -65,3 +81,34 @@ class ShardReport:
     counts: Counts
     seconds: float
     "Wall clock, from the order to the renamed part."
+    lessons: Lessons = field(default_factory=Lessons)
+    "What the attempts before had taught."
+    retryable: int = 0
+    "Rows with an error that may pass when they are tried again."
+    mended: tuple[int, ...] = ()
+    "Rows that were answered later than the others, by row_id, and so in other batches."
+
+    def record(self) -> dict[str, object]:
+        """The report, for JSON."""
+        return {
+            "shard": [self.shard.index, self.shard.start, self.shard.stop],
+            "part": asdict(self.part),
+            "counts": self.counts.record(),
+            "seconds": self.seconds,
+            "lessons": asdict(self.lessons),
+            "retryable": self.retryable,
+            "mended": list(self.mended),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "ShardReport":
+        """The report that record() has written. Raises KeyError or TypeError if it has not."""
+        return cls(
+            shard=Shard(*record["shard"]),
+            part=Part(**record["part"]),
+            counts=Counts.from_record(record["counts"]),
+            seconds=record["seconds"],
+            lessons=Lessons.from_record(record["lessons"]),
+            retryable=record["retryable"],
+            mended=tuple(record["mended"]),
+        )

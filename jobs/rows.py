@@ -10,6 +10,9 @@ import pyarrow.parquet as pq
 from jobs.errors import InputError
 from jobs.files import InputFile, RowSource
 
+Rows = pa.Table
+"Some rows of the input, the columns that a job reads."
+
 _ROWS_PER_READ = 1024
 "Small enough that a row of long text does not fill memory, large enough to be fast."
 

@@ -1,19 +1,22 @@
 """The command line: options in, words out. No logic of its own.
 
 Exit codes: 0 every row answered, 1 the job failed, 2 a bad value, 3 some rows are errors,
-4 the output folder is not free, 130 interrupted.
+4 the output folder is not free, 130 or 143 stopped.
 """
 
 import logging
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import click
 from click.core import ParameterSource
 
-from jobs.errors import JobError, OutputError, RefusedError, WorkerError
+from jobs.errors import JobError, OutputError, RefusedError, StoppedError, WorkerError
 from runner.config import PLACES, load_config
 from runner.options import job_flags, read_job
+
+if TYPE_CHECKING:
+    from jobs.output import Start  # At run time it would bring Arrow with it.
 
 _EXIT_CODES: tuple[tuple[type[JobError], int], ...] = (
     (RefusedError, 4),
@@ -23,6 +26,8 @@ _EXIT_CODES: tuple[tuple[type[JobError], int], ...] = (
 )
 "The first that fits."
 _SOME_ROWS_FAILED = 3
+_DIFFERENT = 1
+"What verify and diff end with when all is not well."
 _INTERRUPTED = 130
 
 
@@ -68,6 +73,8 @@ def batchwright() -> None:
     help="TOML file with the same names, underscores for dashes. Flags win over it.",
 )
 @job_flags
+@click.option("--resume", is_flag=True, help="Do what the same job has not finished in OUTPUT.")
+@click.option("--retry-failed", is_flag=True, help="Also try rows again whose error may pass.")
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier job wrote to OUTPUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and the summary.")
@@ -78,6 +85,8 @@ def run(
     /,
     input: str | None,
     output: str | None,
+    resume: bool,
+    retry_failed: bool,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -87,21 +96,36 @@ def run(
     """Answers every row of INPUT with a model, and writes OUTPUT.
 
     INPUT is a Parquet file, a folder of them, or a glob; OUTPUT a folder that is new or empty. Both
-    must be on storage that all workers see.
+    must be on storage that all workers see. A job that was broken off goes on with --resume.
     """
     from runner.progress import show_run
     from runner.run import run_job
+    from runner.signals import Signals
 
     source, target = _one_of(ctx, "input", input), _one_of(ctx, "output", output)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     for name in ("runner", "cluster", "workers", "jobs"):
         level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
         logging.getLogger(name).setLevel(level)
-    job, placement = read_job(source, target, values)
-    counts = show_run(
-        run_job(job, placement, overwrite=overwrite), target, quiet=quiet, as_json=as_json
-    )
+    job, placement, tolerance = read_job(source, target, values)
+    start = _start(resume=resume, retry_failed=retry_failed, overwrite=overwrite)
+    signals = Signals()
+    try:
+        with signals.taken():
+            reports = run_job(job, placement, tolerance, start=start, stop=signals.stop)
+            counts = show_run(reports, target, quiet=quiet, as_json=as_json)
+    except StoppedError as error:
+        click.echo(str(error), err=True)
+        return signals.exit_code
     return _SOME_ROWS_FAILED if counts.failed_rows else 0
+
+
+def _start(**flags: bool) -> "Start":
+    given = [name for name, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{names} exclude each other")
+    return cast("Start", given[0]) if given else "new"
 
 
 @batchwright.command()
@@ -116,6 +140,51 @@ def show(output: str, row: int | None, limit: int) -> None:
         show_output(output, limit)
     else:
         show_row(output, row)
+
+
+@batchwright.command()
+@click.argument("output")
+@click.option(
+    "--rerun-sample",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Also answer N rows again and compare.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def verify(output: str, rerun_sample: int, as_json: bool) -> int:
+    """Proves that OUTPUT is whole: every row once, in order, as it was written.
+
+    Exit code 1 if anything is wrong.
+    """
+    from runner.verify import show_verdict, verify_output
+
+    verdict = verify_output(output, rerun_sample)
+    show_verdict(verdict, as_json=as_json)
+    return _DIFFERENT if verdict.problems else 0
+
+
+@batchwright.command()
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Rows with other tokens to list.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what differs as JSON.")
+def diff(a: str, b: str, limit: int, as_json: bool) -> int:
+    """Compares the rows of two outputs, A and B.
+
+    Exit code 1 if any value of any row differs.
+    """
+    from runner.diff import diff_outputs, show_comparison
+
+    comparison, same_parts = diff_outputs(a, b)
+    show_comparison(comparison, same_parts=same_parts, limit=limit, as_json=as_json)
+    return 0 if comparison.is_same else _DIFFERENT
 
 
 def _one_of(ctx: click.Context, name: str, argument: str | None) -> str:

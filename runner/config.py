@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 import click
 
-from runner.options import FLAGS, Flag, Size
+from runner.options import FLAGS, Flag, Share, Size
 
 PLACES = {"input": "input_option", "output": "output_option"}
 "Keys of a configuration file for the two arguments, and the options that stand for them."
@@ -40,7 +40,7 @@ def load_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
 def _check_type(path: str, key: str, value: object, flag: Flag | None) -> None:
     """Click would make an int of 2.9 and of true; a file says what it means by its types."""
     accepted = _TOML_TYPES.get(flag.value_type, (str,)) if flag else (str,)
-    if flag and isinstance(flag.value_type, Size):
+    if flag and isinstance(flag.value_type, Share | Size):
         accepted = (int, str)
     items = value if flag and flag.multiple and isinstance(value, list) else [value]
     is_list = isinstance(value, list) == bool(flag and flag.multiple)

@@ -15,6 +15,7 @@ from cluster.placement import Placement
 from jobs.job import Job, Packing
 from jobs.model import ModelRef
 from jobs.sampling import Sampling
+from jobs.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,17 @@ class Size(click.ParamType[int]):
             return int(float(text.removesuffix(unit)) * self._units.get(unit, 1))
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no size. Give a number, or one with KiB, MiB or GiB.")
+
+
+class Share(click.ParamType[str]):
+    """A number of rows, or a share of them in percent."""
+
+    name = "n|p%"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        return str(value)
 
 
 def _choice(*names: str) -> click.Choice[str]:
@@ -149,6 +161,14 @@ FLAGS = (
     Flag(Placement, "address", ("--address",), str,
          "HOST:PORT of a running Ray cluster, or auto to find it.",
          unset="this machine, whatever RAY_ADDRESS says"),
+    Flag(Tolerance, "max_errors", ("--max-errors",), Share(),
+         "Most rows with an error, such as 100 or 5%; beyond, the job ends early.",
+         unset="all but one"),
+    Flag(Tolerance, "shard_timeout", ("--shard-timeout",), float,
+         "Seconds until the worker of a shard is taken for hung; 0 for never.",
+         unset="ten times the slowest so far, at least 900"),
+    Flag(Tolerance, "grace", ("--grace",), float,
+         "Seconds that running shards are given when the job is told to stop."),
 )  # fmt: skip
 
 Values = Mapping[str, Any]
@@ -174,13 +194,13 @@ def job_flags(command: Command) -> Command:
     return command
 
 
-def read_job(source: str, output: str, values: Values) -> tuple[Job, Placement]:
-    """Makes a job and its placement of what was given. Raises SettingError for a bad value."""
+def read_job(source: str, output: str, values: Values) -> tuple[Job, Placement, Tolerance]:
+    """Makes a job and how to run it of what was given. Raises SettingError for a bad value."""
     given: dict[type, dict[str, Any]] = {
         owner: {flag.field: _value(flag, values) for flag in FLAGS if flag.owner is owner}
-        for owner in (ModelRef, Sampling, Packing, Job, Placement)
+        for owner in (ModelRef, Sampling, Packing, Job, Placement, Tolerance)
     }
-    placement = Placement(**given[Placement])
+    placement, tolerance = Placement(**given[Placement]), Tolerance(**given[Tolerance])
     job = Job(
         input=source,
         output=output,
@@ -189,7 +209,7 @@ def read_job(source: str, output: str, values: Values) -> tuple[Job, Placement]:
         packing=Packing(**given[Packing]),
         **given[Job],
     )
-    return job, placement
+    return job, placement, tolerance
 
 
 def _value(flag: Flag, values: Values) -> object:

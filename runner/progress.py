@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jobs.errors import WorkerError
 from jobs.report import Counts, ShardReport
 from runner.run import Finished, Started
+from runner.words import counted
 
 
 def show_run(
@@ -74,7 +75,7 @@ class _Bar:
     def start(self, started: Started) -> None:
         self._progress.update(
             self._task,
-            description=_count(started.num_workers, "worker"),
+            description=counted(started.num_workers, "worker"),
             total=started.num_rows,
             completed=0,
         )
@@ -88,7 +89,7 @@ class _Bar:
         self._progress.update(
             self._task,
             advance=report.counts.rows,
-            rate=f"{_count(self._errors, 'error')} {self._tokens / elapsed:,.0f} tokens/s",
+            rate=f"{counted(self._errors, 'error')} {self._tokens / elapsed:,.0f} tokens/s",
         )
 
 
@@ -102,15 +103,19 @@ class _Lines:
 
     def start(self, started: Started) -> None:
         self._num_shards = started.num_shards
-        shards, workers = _count(started.num_shards, "shard"), _count(started.num_workers, "worker")
-        work = f"{started.num_rows:,} rows, {shards}, {workers} on {started.where}"
+        kept = f", {counted(started.num_kept, 'shard')} kept" if started.num_kept else ""
+        shards, workers = (
+            counted(started.num_shards, "shard"),
+            counted(started.num_workers, "worker"),
+        )
+        work = f"{started.num_rows:,} rows, {shards}, {workers} on {started.where}{kept}"
         for line in (*started.notes, work):
             self._console.print(line, soft_wrap=True, markup=False)
 
     def advance(self, report: ShardReport) -> None:
         self._num_done += 1
         counts = report.counts
-        failed = f", {_count(counts.failed_rows, 'error')}" if counts.failed_rows else ""
+        failed = f", {counted(counts.failed_rows, 'error')}" if counts.failed_rows else ""
         self._console.print(
             f"shard {report.shard.index} ({self._num_done} of {self._num_shards}): "
             f"{counts.rows:,} rows{failed}, {counts.new_tokens:,} tokens, {report.seconds:.1f} s "
@@ -120,37 +125,43 @@ class _Lines:
         )
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'s' * (number != 1)}"
-
-
 def _summary(finished: Finished, output: str) -> str:
     counts, seconds = finished.counts, finished.seconds
     if not counts.rows:
         return f"nothing to do: there are no rows to answer\noutput in {output}"
     lines = [
         f"{counts.rows:,} rows: {counts.rows - counts.failed_rows:,} answered, "
-        f"{_count(counts.failed_rows, 'error')}",
+        f"{counted(counts.failed_rows, 'error')}",
         *(f"  {code}: {number:,}" for code, number in sorted(counts.failed.items())),
     ]
+    if not seconds:
+        lines.insert(0, "nothing to do: all rows are finished already")
+    elif finished.num_kept:
+        lines.append(f"{finished.num_kept:,} of the rows were finished already")
     if counts.truncated:
-        lines.append(f"{_count(counts.truncated, 'prompt')} cut to fit")
+        lines.append(f"{counted(counts.truncated, 'prompt')} cut to fit")
     if counts.out_of_room:
-        lines.append(f"{_count(counts.out_of_room, 'answer')} ended early for want of room")
-    lines += [
-        f"{counts.prompt_tokens:,} prompt tokens, {counts.new_tokens:,} new tokens, "
-        f"{seconds:.1f} s ({counts.new_tokens / seconds:,.0f} tokens/s)",
-        f"output in {output}",
-    ]
-    return "\n".join(lines)
+        lines.append(f"{counted(counts.out_of_room, 'answer')} ended early for want of room")
+    if counts.halved:
+        lines.append(f"{counted(counts.halved, 'shard')} in smaller batches for want of memory")
+    lines.append(
+        f"{counts.prompt_tokens:,} prompt tokens, {counts.new_tokens:,} new tokens"
+        + (f", {seconds:.1f} s ({_rate(finished):,.0f} tokens/s)" if seconds else "")
+    )
+    return "\n".join([*lines, f"output in {output}"])
 
 
 def _record(finished: Finished, output: str) -> dict[str, object]:
-    counts = finished.counts
     return {
         "output": output,
-        "failed_rows": counts.failed_rows,
+        "failed_rows": finished.counts.failed_rows,
         "seconds": finished.seconds,
-        "tokens_per_s": counts.new_tokens / finished.seconds,
-        **counts.record(),
+        "tokens_per_s": _rate(finished),
+        "rows_kept": finished.num_kept,
+        **finished.counts.record(),
     }
+
+
+def _rate(finished: Finished) -> float:
+    """New tokens a second, of this run alone."""
+    return finished.new_tokens / finished.seconds if finished.seconds else 0.0

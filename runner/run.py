@@ -1,16 +1,29 @@
-"""The story of a run: check, plan, connect, claim, run, account for every row."""
+"""The story of a run: check, plan, claim, connect, run, account for every row."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.placement import Placement, settle_seats
+from cluster.placement import Placement, Seats, settle_seats
 from cluster.session import connect
-from jobs.errors import InputError, ModelError, WorkerError
+from jobs.claim import Claim, claim_output
+from jobs.errors import InputError, ModelError, StoppedError, WorkerError
+from jobs.folder import (
+    check_parts,
+    has_job,
+    is_finished,
+    mark_success,
+    mark_unfinished,
+    sweep_drafts,
+)
 from jobs.job import Job
-from jobs.output import check_output, check_parts, claim_output, mark_success, sweep_drafts
-from jobs.report import Counts, Part, ShardReport
-from runner.manifest import write_intent, write_manifest
+from jobs.output import Start, check_output, clear_output
+from jobs.plan import Plan, Shard
+from jobs.records import find_finished
+from jobs.report import Counts, ShardReport
+from jobs.stop import Stop
+from jobs.tolerance import Tolerance
+from runner.manifest import Intent, describe_job, refuse_other_job, write_intent, write_manifest
 from runner.plan import make_plan
 
 
@@ -19,7 +32,10 @@ class Started:
     """The first thing that a run yields: what is going to happen."""
 
     num_rows: int
+    "To be answered by this run."
     num_shards: int
+    num_kept: int
+    "Shards that an earlier run has finished."
     num_workers: int
     where: str
     "The machine or the cluster."
@@ -31,56 +47,158 @@ class Finished:
     """The last thing that a run yields: what has come of it."""
 
     counts: Counts
+    "Of all shards."
     seconds: float
-    "Wall clock, from the start of Ray to the last part."
+    "Wall clock of this run, from the start of Ray to the last part."
+    new_tokens: int
+    "Of this run alone."
+    num_kept: int
+    "Rows that an earlier run has answered."
 
 
 def run_job(
-    job: Job, placement: Placement, *, overwrite: bool = False
+    job: Job,
+    placement: Placement,
+    tolerance: Tolerance | None = None,
+    *,
+    start: Start = "new",
+    stop: Stop | None = None,
 ) -> Iterator[Started | ShardReport | Finished]:
     """Runs a job and yields its reports as shards finish.
 
-    Raises JobError: before anything is started or written for all that can be known by then.
-    """
-    check_output(job.output, overwrite=overwrite)
-    plan = make_plan(job)
-    job, shards = plan.job, plan.shards
-    started = time.perf_counter()
-    with connect(placement) as resources:
-        # Ray reads its environment, which connect() has set, when it is imported.
-        from cluster.pool import hire_workers
+    start: what becomes of an output that is there. stop: asked for, it ends the run in order.
 
-        seats = settle_seats(
-            placement,
-            resources,
-            device=plan.device,
-            threads=job.model.threads,
-            num_shards=len(shards),
-        )
-        with hire_workers(plan, seats) as pool:
-            # Only now: what an earlier job has left is kept until the model has been opened.
-            claim_output(job.output, overwrite=overwrite)
-            write_intent(plan)
-            yield Started(
-                num_rows=plan.num_rows,
-                num_shards=len(shards),
-                num_workers=seats.num_workers,
-                where="this machine" if placement.address is None else placement.address,
-                notes=plan.notes,
+    Raises JobError: before anything is started or written for all that can be known by then.
+    StoppedError if it was stopped; what is finished is kept, and can be resumed.
+    """
+    tolerance, stop = tolerance or Tolerance(), stop or Stop()
+    check_output(job.output, start)
+    plan = make_plan(job)
+    intent = describe_job(plan)
+    with claim_output(plan.job.output) as claim:
+        done = _find_finished(plan, intent, start)
+        retried = {s for s, report in done.items() if start == "retry_failed" and report.retryable}
+        todo = [shard for shard in plan.shards if shard not in done or shard in retried]
+        kept = [report for shard, report in done.items() if shard not in retried]
+        errors = _ErrorBudget(plan, tolerance, kept)
+        begun = time.perf_counter()
+        if not todo:
+            yield _account(plan, claim, None, done, kept, 0.0)
+            return
+        with stop.watched(), connect(placement) as resources:
+            stop.check()
+            # Ray reads its environment, which connect() has set, when it is imported.
+            from cluster.pool import hire_workers
+
+            seats = settle_seats(
+                placement,
+                resources,
+                device=plan.device,
+                threads=plan.job.model.threads,
+                num_shards=len(todo),
             )
-            counts = Counts()
-            parts: list[Part] = []
-            try:
-                for report in pool.run_shards(shards):
-                    counts += report.counts
-                    parts.append(report.part)
-                    yield report
-            except (InputError, ModelError) as error:  # What was right at the start no longer is.
-                raise WorkerError(str(error)) from error
+            with hire_workers(
+                plan, seats, run_id=claim.run_id, tolerance=tolerance, stop=stop
+            ) as pool:
+                # Only now: what was here is kept until the model has been opened.
+                claim.check()
+                _open_output(plan, intent, start)
+                yield Started(
+                    num_rows=sum(shard.num_rows for shard in todo),
+                    num_shards=len(todo),
+                    num_kept=len(kept),
+                    num_workers=seats.num_workers,
+                    where="this machine" if placement.address is None else placement.address,
+                    notes=_notes(plan, claim),
+                )
+                try:
+                    for report in pool.run_shards(todo, retried=retried):
+                        done[report.shard] = report
+                        yield report
+                        errors.add(report)
+                except (InputError, ModelError) as error:  # What was right at the start is not now.
+                    raise WorkerError(str(error)) from error
+        if len(done) < len(plan.shards) or stop.is_asked:
+            raise StoppedError(
+                f"stopped: {len(done)} of {len(plan.shards)} shards are finished. Go on with "
+                "--resume."
+            )
+        yield _account(plan, claim, seats, done, kept, time.perf_counter() - begun)
+
+
+def _find_finished(plan: Plan, intent: Intent, start: Start) -> dict[Shard, ShardReport]:
+    """Shards whose parts are kept. Raises RefusedError if they are another job's."""
+    folder = plan.job.output
+    check_output(folder, start, is_owned=True)  # Another run may have been here since.
+    if start in ("new", "overwrite") or not has_job(folder):
+        return {}
+    refuse_other_job(folder, intent)
+    return {report.shard: report for report in find_finished(plan)}
+
+
+def _open_output(plan: Plan, intent: Intent, start: Start) -> None:
+    folder = plan.job.output
+    if start in ("new", "overwrite") or not has_job(folder):
+        clear_output(folder)
+        write_intent(folder, intent)
+    else:
+        mark_unfinished(folder)
+
+
+def _notes(plan: Plan, claim: Claim) -> tuple[str, ...]:
+    if claim.dead_owner is None:
+        return plan.notes
+    return (f"Taken over from {claim.dead_owner}, which is gone.", *plan.notes)
+
+
+def _account(
+    plan: Plan,
+    claim: Claim,
+    seats: Seats | None,
+    done: Mapping[Shard, ShardReport],
+    kept: Sequence[ShardReport],
+    seconds: float,
+) -> Finished:
+    """Makes sure that every row is there, and marks the folder as whole."""
+    folder, reports = plan.job.output, [done[shard] for shard in plan.shards]
+    counts = sum((report.counts for report in reports), Counts())
     assert counts.rows == plan.num_rows, f"{counts.rows} rows came back of {plan.num_rows}"
-    seconds = time.perf_counter() - started
-    sweep_drafts(job.output)
-    check_parts(job.output, [part.name for part in parts])
-    write_manifest(plan, seats, counts, sorted(parts, key=lambda part: part.name), seconds)
-    mark_success(job.output)
-    yield Finished(counts, seconds)
+    if not is_finished(folder):
+        claim.check()
+        sweep_drafts(folder)
+        check_parts(folder, [report.part.name for report in reports])
+        write_manifest(plan, seats, reports, seconds)
+        if counts.rows and counts.failed_rows == counts.rows:
+            raise WorkerError(
+                f"{folder}: not one of {counts.rows} rows was answered: {_codes(counts)}. Look at "
+                "them with: batchwright show"
+            )
+        mark_success(folder)
+    old = sum((report.counts for report in kept), Counts())
+    return Finished(counts, seconds, counts.new_tokens - old.new_tokens, old.rows)
+
+
+class _ErrorBudget:
+    """How many rows may still be errors."""
+
+    def __init__(self, plan: Plan, tolerance: Tolerance, kept: Sequence[ShardReport]) -> None:
+        self._asked = tolerance.max_errors
+        self._most = tolerance.most_errors(plan.num_rows)
+        self._counts = Counts()
+        for report in kept:
+            self.add(report)
+
+    def add(self, report: ShardReport) -> None:
+        """Takes a finished shard. Raises WorkerError if there are now too many errors."""
+        self._counts += report.counts
+        failed = self._counts.failed_rows
+        if self._most is not None and failed > self._most:
+            raise WorkerError(
+                f"{failed} rows are errors, and --max-errors is {self._asked}: "
+                f"{_codes(self._counts)}. Mend the cause and start afresh, or allow more and go on "
+                "with --resume."
+            )
+
+
+def _codes(counts: Counts) -> str:
+    return ", ".join(f"{code} {number}" for code, number in sorted(counts.failed.items()))

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.errors import InputError, ModelError, OutputError
+from jobs.folder import JOB, PLAN, list_parts, part_name, read_json
 from jobs.model import ModelRef
-from jobs.output import JOB, PLAN, list_parts, part_name, read_json
 from jobs.parts import is_bulky, part_schema, read_part
 from workers.engine import load_engine
 
@@ -51,7 +51,8 @@ def show_row(folder: str, row_id: int) -> None:
     prefix = str(_asked(folder)["output_prefix"])
     row, bulky = _find_row(folder, prefix + "row_id", row_id)
     console = _console()
-    kept = cast("list[str]", read_json(folder, JOB)["kept_columns"])
+    identity = cast("Mapping[str, object]", read_json(folder, JOB)["identity"])
+    kept = cast("list[str]", identity["kept_columns"])
     own = {name.removeprefix(prefix): v for name, v in row.items() if name not in kept}
     in_table = {prefix + name for name in _BY_TOKEN if own.get("token_ids")} - set(kept)
     console.print(_fields({k: v for k, v in row.items() if k not in in_table}, bulky))

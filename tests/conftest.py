@@ -1,12 +1,15 @@
 """Fixtures that several files share."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
 
+from cluster.placement import Placement, Resources
+from cluster.session import connect
 from workers.generate import open_pipeline
 from workers.pipeline import BatchPipeline
 
@@ -16,6 +19,19 @@ def one_thread() -> Iterator[None]:
     """Tests compute as a worker does, so that numbers agree to the last bit."""
     torch.set_num_threads(1)
     yield
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[Resources]:
+    """One Ray for all tests that can share it: starting it takes seconds."""
+    with connect(Placement()) as resources:
+        yield resources
+
+
+@pytest.fixture
+def shared_ray(session: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has run_job() use that Ray instead of one of its own."""
+    monkeypatch.setattr("runner.run.connect", lambda placement: nullcontext(session))
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs.folder import list_parts
 from jobs.job import Job, Packing
 from jobs.model import ModelRef
-from jobs.output import claim_output, list_parts
 from jobs.parts import read_part
 from jobs.plan import Plan
 from jobs.report import Counts
 from jobs.sampling import Sampling
-from runner.manifest import write_intent
+from runner.manifest import describe_job, write_intent
 from runner.plan import make_plan
 from workers.worker import Worker
 
@@ -51,21 +51,29 @@ def make_job(source: Path, output: Path, model: ModelRef, **settings: object) ->
 
 def run_here(job: Job) -> tuple[pa.Table, Counts]:
     """Runs a job without Ray, in this process, and returns its rows and counts."""
-    plan = make_plan(job)
-    counts = run_plan(plan)
+    counts = run_plan(prepared(job))
     return read_rows(job.output), counts
+
+
+def prepared(job: Job) -> Plan:
+    """A job's plan, its folder made and its intent written."""
+    plan = make_plan(job)
+    os.makedirs(plan.job.output)
+    write_intent(plan.job.output, describe_job(plan))
+    return plan
+
+
+def open_worker(plan: Plan) -> Worker:
+    """A worker of a plan, in this process."""
+    worker = Worker(plan)
+    worker.open()
+    return worker
 
 
 def run_plan(plan: Plan) -> Counts:
     """Runs every shard of a plan in this process."""
-    claim_output(plan.job.output, overwrite=False)
-    write_intent(plan)
-    worker = Worker(plan)
-    worker.open()
-    counts = Counts()
-    for shard in plan.shards:
-        counts += worker.run_shard(shard).counts
-    return counts
+    worker = open_worker(plan)
+    return sum((worker.run_shard(shard).counts for shard in plan.shards), Counts())
 
 
 def read_rows(folder: str | Path) -> pa.Table:

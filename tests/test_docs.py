@@ -14,7 +14,6 @@ from running import echo_job, write_prompts
 from jobs.completion import ErrorCode
 from jobs.schema import output_schema
 from runner.cli import batchwright
-from runner.options import FLAGS
 from runner.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
@@ -75,8 +74,8 @@ def test_commands_that_are_shown_can_be_parsed(
 
 
 def test_flags_that_are_named_exist() -> None:
-    known = {name for flag in FLAGS for names in flag.names for name in names.split("/")}
-    known |= {"--row", "--overwrite", "--config", "--help", "--json", "--input", "--output"}
+    params = [param for command in batchwright.commands.values() for param in command.params]
+    known = {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
 
     for document in DOCUMENTS:
         named = set(re.findall(r"`(--[a-z][a-z-]+)", document.read_text("utf-8")))

@@ -12,10 +12,11 @@ from jobs.errors import SettingError
 from jobs.job import Job, Packing
 from jobs.model import ModelRef
 from jobs.sampling import Sampling
+from jobs.tolerance import Tolerance
 from runner.cli import batchwright
 from runner.options import FLAGS, read_job
 
-OWNERS = (ModelRef, Sampling, Packing, Job, Placement)
+OWNERS = (ModelRef, Sampling, Packing, Job, Placement, Tolerance)
 ELSEWHERE = {"input", "output", "model", "sampling", "packing"}
 """Fields of Job that are no flags: two arguments, and three dataclasses with flags of their own."""
 
@@ -50,23 +51,24 @@ def test_every_flag_has_help_and_shows_its_default() -> None:
 
 
 def test_unset_flags_are_the_dataclasses_own_defaults() -> None:
-    job, placement = read_job("in", "out", values())
+    job, placement, tolerance = read_job("in", "out", values())
 
     assert job == Job("in", "out", ModelRef("demo"), Sampling(3))
-    assert placement == Placement()
+    assert (placement, tolerance) == (Placement(), Tolerance())
 
 
 def test_given_flags_reach_their_fields() -> None:
-    job, placement = read_job(
+    job, placement, tolerance = read_job(
         "in", "out",
         values(threads_per_worker=2, top_p=0.5, stop_token_id=(4, 5), keep=("a",), rows_per_batch=8,
-               logprobs=0, num_workers=3),
+               logprobs=0, num_workers=3, max_errors="5%"),
     )  # fmt: skip
 
     assert job.model.threads == 2
     assert (job.sampling.top_p, job.sampling.stop_token_ids) == (0.5, (4, 5))
     assert (job.keep, job.logprobs, job.packing.rows_per_batch) == (("a",), 0, 8)
     assert placement.num_workers == 3
+    assert tolerance.max_errors == "5%"
 
 
 def test_a_bad_value_is_refused_in_the_words_of_its_field() -> None:

@@ -13,32 +13,26 @@ import pyarrow.parquet as pq
 import pytest
 from running import echo_job, run_here, write_prompts
 
+from jobs.drafts import PartWriter
 from jobs.errors import OutputError, RefusedError, SettingError
-from jobs.output import (
-    check_output,
-    check_parts,
-    claim_output,
-    list_parts,
-    read_json,
-    sweep_drafts,
-    write_json,
-)
-from jobs.parts import PartWriter, part_schema, read_part
+from jobs.folder import check_parts, list_parts, read_json, sweep_drafts, write_json
+from jobs.output import Start, check_output, clear_output
+from jobs.parts import part_schema, read_part
 from jobs.plan import Shard
 
 SCHEMA = pa.schema([("x", pa.int64())])
 TABLE = pa.table({"x": [1, 2, 3]})
 
 
-def refused(folder: Path, *, overwrite: bool = False) -> str:
+def refused(folder: Path, *, start: Start = "new") -> str:
     with pytest.raises(RefusedError) as caught:
-        check_output(str(folder), overwrite=overwrite)
+        check_output(str(folder), start)
     return str(caught.value)
 
 
 def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:
-    check_output(str(tmp_path), overwrite=False)
-    check_output(str(tmp_path / "a" / "b"), overwrite=False)
+    check_output(str(tmp_path), "new")
+    check_output(str(tmp_path / "a" / "b"), "new")
 
     assert list(tmp_path.iterdir()) == []
 
@@ -49,7 +43,7 @@ def test_a_folder_with_something_in_it_is_refused_with_the_remedy(tmp_path: Path
 
     assert refused(tmp_path) == (
         f"{tmp_path}: the folder is not empty; it has a, b, c and more. "
-        "Choose a new folder, or pass --overwrite."
+        "Choose a new folder, or pass --resume to complete it or --overwrite to delete it."
     )
 
 
@@ -63,14 +57,14 @@ def test_overwriting_deletes_what_a_job_wrote_and_nothing_else(tmp_path: Path) -
     stranger = tmp_path / "part-00000.csv"
     stranger.touch()
 
-    assert "part-00000.csv is not from a job" in refused(tmp_path, overwrite=True)
+    assert "part-00000.csv is not from a job" in refused(tmp_path, start="overwrite")
     with pytest.raises(RefusedError):
-        claim_output(str(tmp_path), overwrite=True)
+        clear_output(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == len(ours) + 1
 
     stranger.unlink()
-    claim_output(str(tmp_path), overwrite=True)
-    assert os.listdir(tmp_path) == ["_job.json"]
+    clear_output(str(tmp_path))
+    assert os.listdir(tmp_path) == []
 
 
 def test_files_that_are_called_like_ours_are_not_taken_for_a_jobs(tmp_path: Path) -> None:
@@ -78,7 +72,7 @@ def test_files_that_are_called_like_ours_are_not_taken_for_a_jobs(tmp_path: Path
     for name in ("part-00000.parquet", "_SUCCESS"):
         (tmp_path / name).touch()
 
-    assert "_SUCCESS is not from a job" in refused(tmp_path, overwrite=True)
+    assert "_SUCCESS is not from a job" in refused(tmp_path, start="overwrite")
 
 
 def test_drafts_are_swept_and_parts_are_counted(tmp_path: Path) -> None:
@@ -93,25 +87,15 @@ def test_drafts_are_swept_and_parts_are_counted(tmp_path: Path) -> None:
         check_parts(str(tmp_path), ["part-00000.parquet", "part-00001.parquet"])
 
 
-def test_a_new_folder_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs that start together both find the folder free; one of them gets it."""
-    monkeypatch.setattr("jobs.output.check_output", lambda folder, overwrite: None)
-    monkeypatch.setattr("os.listdir", lambda folder: [])
-    claim_output(str(tmp_path / "out"), overwrite=False)
-
-    with pytest.raises(RefusedError, match="another run has just taken it"):
-        claim_output(str(tmp_path / "out"), overwrite=False)
-
-
 def test_what_cannot_be_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(SettingError, match="file: is a file"):
-        check_output(str(tmp_path / "file"), overwrite=False)
+        check_output(str(tmp_path / "file"), "new")
     with pytest.raises(SettingError, match=r"file is a file\. Choose another folder"):
-        check_output(str(tmp_path / "file" / "out"), overwrite=False)
+        check_output(str(tmp_path / "file" / "out"), "new")
     with pytest.raises(SettingError, match="only local folders"):
-        check_output("s3://bucket/out", overwrite=False)
+        check_output("s3://bucket/out", "new")
 
 
 def test_a_folder_without_permission_is_said_before_anything_starts(tmp_path: Path) -> None:
@@ -121,7 +105,7 @@ def test_a_folder_without_permission_is_said_before_anything_starts(tmp_path: Pa
         "import os, sys\n"
         "from jobs.output import check_output\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
-        "try: check_output(sys.argv[1], overwrite=False)\n"
+        "try: check_output(sys.argv[1], 'new')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     # A path that anyone may walk: pytest's own folders are closed to other users.
@@ -139,8 +123,11 @@ def test_a_part_appears_when_it_is_whole(tmp_path: Path) -> None:
         writer.append(TABLE)
         assert list_parts(str(tmp_path)) == []
         [draft] = os.listdir(tmp_path)
-        assert draft == f".part-00007.{os.getpid()}.draft"
-        part = writer.commit()
+        assert draft.startswith(f".part-00007.{os.getpid()}_")
+        assert draft.endswith(".draft")
+        part = writer.finish()
+        assert list_parts(str(tmp_path)) == []
+        writer.commit()
 
     assert os.listdir(tmp_path) == ["part-00007.parquet"]
     path = tmp_path / "part-00007.parquet"
@@ -167,6 +154,7 @@ def test_the_same_rows_are_the_same_bytes(tmp_path: Path, file_format: str) -> N
         (tmp_path / folder).mkdir()
         with PartWriter(str(tmp_path / folder), Shard(0, 0, 3), SCHEMA, file_format) as writer:
             writer.append(TABLE)
+            writer.finish()
             writer.commit()
 
     name = f"part-00000.{file_format}"
@@ -186,6 +174,7 @@ def test_a_full_disk_is_said() -> None:
             writer._file._file.close()
             writer._file._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
             writer.append(TABLE)
+            writer.finish()
             writer.commit()
         finally:
             writer.__exit__(None, None, None)
@@ -238,9 +227,9 @@ def test_row_groups_of_logits_are_bounded_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case O04, at a thousandth of the size."""
-    from jobs import parts
+    from jobs import drafts
 
-    monkeypatch.setattr(parts, "_ROW_GROUP_BYTES", 10_000)
+    monkeypatch.setattr(drafts, "_ROW_GROUP_BYTES", 10_000)
     source = write_prompts(tmp_path / "in.parquet", [str(i) for i in range(20)])
 
     table, _ = run_here(

@@ -39,7 +39,7 @@ def test_more_workers_may_be_asked_for_than_fit_now(caplog: pytest.LogCaptureFix
 
 
 def test_fractions_fit_as_often_as_they_should() -> None:
-    """In floats, 1 // 0.1 is 9."""
+    """Case J15; in floats, 1 // 0.1 is 9."""
     one = Resources(num_cpus=100, num_gpus=1)
 
     for part, count in ((0.1, 10), (0.2, 5), (0.3, 3), (1.0, 1)):
@@ -57,6 +57,7 @@ def test_fractions_fit_as_often_as_they_should() -> None:
 def test_what_cannot_be_had_is_said_with_what_there_is(
     placement: Placement, resources: Resources, device: str, words: str
 ) -> None:
+    """Case J14: a worker that is to use a GPU has one, or there is no worker."""
     with pytest.raises(PlacementError) as caught:
         seats(placement, resources, device=device)
 

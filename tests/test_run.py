@@ -56,7 +56,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
 
     folder = tmp_path / "out"
     assert sorted(os.listdir(folder)) == [
-        "_SUCCESS", "_job.json", "_manifest.json", "_plan.json",
+        "_SUCCESS", "_job.json", "_manifest.json", "_plan.json", "_records",
         "part-00000.parquet", "part-00001.parquet", "part-00002.parquet",
     ]  # fmt: skip
     check_json_files(folder)
@@ -68,7 +68,7 @@ def check_json_files(folder: Path) -> None:
         json.loads((folder / f"_{name}.json").read_text()) for name in ("job", "plan", "manifest")
     )
     assert job["asked"]["sampling"]["top_k"] is None
-    assert (job["sampling"]["top_k"], job["sampling_origins"]["top_k"]) == (-1, "neutral")
+    assert (job["identity"]["top_k"], job["sampling_origins"]["top_k"]) == (-1, "neutral")
     assert job["asked"]["model"]["threads"] == 1
     assert (plan["num_rows"], plan["shards"]) == (10, [[0, 4], [4, 8], [8, 10]])
     assert plan["files"][0]["num_rows"] == 10

@@ -61,3 +61,33 @@ def test_a_program_can_run_two_jobs_whether_or_not_it_has_imported_ray(first: st
 
     assert result.returncode == 0, result.stderr
     assert ("its ports have no token" in result.stderr) == bool(first)
+
+
+@pytest.mark.slow
+def test_nobody_can_look_at_a_run_from_elsewhere() -> None:
+    """Case J22: Ray's server for its page is not started, or hears this machine alone."""
+    code = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from test_stop import family\n"
+        "from cluster.placement import Placement\n"
+        "from cluster.session import connect\n"
+        "with connect(Placement()):\n"
+        "    for said in family(os.getpid()).values():\n"
+        "        if 'dashboard.py' in said: print(said.replace('\\0', ' '))\n"
+        "    print(os.environ['RAY_AUTH_MODE'], len(os.environ['RAY_AUTH_TOKEN']))\n"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=env | {"PYTHONPATH": os.path.dirname(__file__)},
+        check=True,
+    )
+
+    *servers, token = result.stdout.splitlines()
+    assert token == "token 64"
+    for server in servers:
+        assert "--host=127.0.0.1" in server
+        assert "--disable-frontend" in server

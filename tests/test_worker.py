@@ -1,6 +1,7 @@
 """A worker without Ray: rows in, parts out, one row for every row, whatever is in them."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,17 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import echo_job, make_job, read_rows, run_here, write_prompts
+from running import (
+    echo_job,
+    make_job,
+    open_worker,
+    prepared,
+    read_rows,
+    run_here,
+    write_prompts,
+)
 from tiny_models import byte_tokenizer, save, table_model
 
+from jobs.folder import list_parts
 from jobs.model import ModelRef
-from jobs.output import claim_output, list_parts
 from jobs.prompt import Prompt
 from jobs.sampling import row_seed
 from runner.plan import make_plan
 from workers.generate import generate, open_pipeline
 from workers.prepare import prepare_prompts
-from workers.worker import Worker
 
 
 def write_ids(path: Path, rows: list[object], type_: pa.DataType | None = None) -> Path:
@@ -146,8 +154,7 @@ def test_what_the_tokenizer_adds_is_not_cut_off(
         source, tmp_path / "out", ModelRef(folder), truncation=truncation, max_model_len=9
     )
     plan = make_plan(job)
-    worker = Worker(plan)
-    worker.open()
+    worker = open_worker(plan)
 
     [prompt] = prepare_prompts(plan, worker._engine, [Prompt(0, 0, text="01234567")])
 
@@ -332,8 +339,7 @@ def test_logits_change_no_token_and_batches_are_within_the_budget(tmp_path: Path
 MEASURE = """
 import sys
 from pathlib import Path
-from runner.plan import make_plan
-from running import echo_job, run_plan
+from running import echo_job, prepared, run_plan
 
 def mebibytes(name):
     [line] = [line for line in open("/proc/self/status") if line.startswith(name)]
@@ -343,10 +349,10 @@ folder = Path(sys.argv[1])
 source = folder / "in.parquet"
 settings = dict(ignore_eos=True, rows_per_batch=64, rows_per_shard=384, output_logits=True,
                 logits_budget_bytes=64 * 2**20, max_batch_tokens=10**6)
-run_plan(make_plan(echo_job(source, folder / "warm", limit=64, max_new_tokens=4, **settings)))
+run_plan(prepared(echo_job(source, folder / "warm", limit=64, max_new_tokens=4, **settings)))
 before = mebibytes("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # Forgets the peak so far.
-run_plan(make_plan(echo_job(source, folder / "out", max_new_tokens=1000, **settings)))
+run_plan(prepared(echo_job(source, folder / "out", max_new_tokens=1000, **settings)))
 print(mebibytes("VmHWM") - before)
 """
 
@@ -427,10 +433,8 @@ def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
 
 def test_reports_add_up_and_name_their_part(tmp_path: Path) -> None:
     source = write_prompts(tmp_path / "in.parquet", ["abc", None, "defg"])
-    plan = make_plan(echo_job(source, tmp_path / "out", rows_per_shard=2))
-    claim_output(plan.job.output, overwrite=False)
-    worker = Worker(plan)
-    worker.open()
+    plan = prepared(echo_job(source, tmp_path / "out", rows_per_shard=2))
+    worker = open_worker(plan)
 
     first, second = (worker.run_shard(shard) for shard in plan.shards)
 
@@ -440,3 +444,29 @@ def test_reports_add_up_and_name_their_part(tmp_path: Path) -> None:
     assert total.idle_share == 0
     assert (first.part.name, first.part.num_rows) == ("part-00000.parquet", 2)
     assert 0 < total.generate_seconds <= first.seconds + second.seconds
+
+
+def test_what_a_worker_sends_back_is_small_whatever_it_has_written(tmp_path: Path) -> None:
+    """Case O16: logits never travel through Ray."""
+    source = write_prompts(tmp_path / "in.parquet", ["a"] * 64)
+    settings = {"max_new_tokens": 100, "ignore_eos": True, "output_logits": True}
+    plan = prepared(echo_job(source, tmp_path / "out", rows_per_shard=64, **settings))
+    [shard] = plan.shards
+
+    report = open_worker(plan).run_shard(shard)
+
+    assert report.part.size_bytes > 6_000_000
+    assert len(pickle.dumps(report)) < 2_000
+
+
+def test_a_plan_reads_footers_and_no_row(tmp_path: Path) -> None:
+    """Case J28: many short prompts cost nothing before workers read them."""
+    source = write_prompts(tmp_path / "in.parquet", [f"{i}" for i in range(54_584)])
+    content = bytearray(source.read_bytes())
+    content[100:-4000] = bytes(len(content) - 4100)  # Not one row could be read.
+    source.write_bytes(content)
+
+    plan = make_plan(echo_job(source, tmp_path / "out", rows_per_batch=64))
+
+    assert plan.num_rows == 54_584
+    assert len(plan.shards) > 50

@@ -1,6 +1,6 @@
 """A batch of prompts through a BatchPipeline: what the engines with a pipeline have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jobs.completion import Capture, Completion, RowError
 from jobs.prompt import Prompt
@@ -68,6 +68,16 @@ def failed(prompt: Prompt, error: RowError, num_prompt_tokens: int | None = None
         truncated=prompt.truncated,
         error=error,
     )
+
+
+def refusals(prompts: Sequence[Prompt], places: Iterable[int]) -> dict[int, Completion]:
+    """Completions of those prompts that have an error instead of token ids, by place."""
+    return {
+        place: failed(prompt, prompt.error, None if ids is None else len(ids))
+        for place in places
+        if (prompt := prompts[place]).error is not None
+        for ids in [prompt.token_ids]
+    }
 
 
 def _nan_error(num_tokens: int) -> RowError:

@@ -26,6 +26,8 @@ class Capabilities:
     logits: bool
     max_logprobs: int | None
     "Most alternatives a token; None for as many as the vocabulary has."
+    packages: tuple[str, ...]
+    "Packages whose versions may change an answer."
     reads_model: bool = True
     "False if the model's path is a name and nothing more."
 

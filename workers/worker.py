@@ -1,32 +1,41 @@
 """A worker: one engine that finishes shard after shard. It reads its rows and writes its parts."""
 
+import dataclasses
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
-from jobs.completion import Capture, Completion
+from jobs.claim import check_owner
+from jobs.completion import Capture, Completion, RowError
+from jobs.drafts import PartWriter
 from jobs.kinds import KINDS
-from jobs.parts import PartWriter
+from jobs.lessons import Lessons
+from jobs.mend import OldPart, completed_rows
 from jobs.plan import Plan, Shard
 from jobs.prompt import Prompt, read_prompts
+from jobs.records import drop_record, read_record, write_record
 from jobs.report import Counts, ShardReport
-from jobs.rows import RowReader
-from jobs.schema import output_schema, output_table
-from workers.complete import failed
+from jobs.rows import RowReader, Rows
+from jobs.schema import output_schema
+from workers.complete import failed, refusals
 from workers.engine import load_engine
+from workers.memory import free_memory, is_out_of_memory, memory_explained
 from workers.packing import RowSize, pack_rows
 from workers.pipeline import PipelineLimits
 from workers.prepare import prepare_prompts
+from workers.tally import Clock, count_completions
+
+_NONE = Lessons()
 
 
 class Worker:
     """Answers the rows of shards, one shard at a time."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, run_id: str | None = None) -> None:
+        """run_id: the run that must own the output folder whenever a part gets its name."""
         self._plan = plan
+        self._run_id = run_id
         self._reader = RowReader(plan.source, plan.input_columns)
         self._schema = output_schema(plan)
 
@@ -46,13 +55,94 @@ class Worker:
         )
         self._engine.open()
 
-    def run_shard(self, shard: Shard) -> ShardReport:
+    def run_shard(self, shard: Shard, lessons: Lessons = _NONE) -> ShardReport:
         """Answers every row of a shard and writes its part.
 
-        Raises JobError if the input cannot be read or the part cannot be written.
+        Raises MemoryShortError if batches must be smaller; another JobError if the input cannot be
+        read or the part cannot be written.
         """
+        with memory_explained(shard):
+            return self._write(shard, lessons, None)
+
+    def retry_shard(self, shard: Shard, lessons: Lessons = _NONE) -> ShardReport:
+        """Answers again the rows of a finished part whose error may pass. All others stay.
+
+        Raises what run_shard raises.
+        """
+        with memory_explained(shard):
+            return self._write(shard, lessons, OldPart(self._plan, shard))
+
+    def try_rows(
+        self, shard: Shard, start: int, stop: int, lessons: Lessons = _NONE, *, retry: bool = False
+    ) -> None:
+        """Answers the rows [start, stop) of a shard and keeps nothing: can it be done at all?
+
+        retry: only those of a finished part whose error may pass.
+        """
+        with memory_explained(shard):
+            old = OldPart(self._plan, shard) if retry else None
+            clock = Clock()
+            _, prompts = self._read(shard, lessons, clock)
+            wanted = set(range(start - shard.start, stop - shard.start))
+            wanted &= _places(shard, old)
+            for _ in self._answer(prompts, wanted, lessons, clock):
+                pass
+
+    def answer_again(self, shard: Shard, row_ids: set[int]) -> dict[int, Completion]:
+        """Answers rows of a finished shard in the batches that they were in; writes nothing.
+
+        Rows that were mended are left out: their batches were others.
+        """
+        record = read_record(self._plan.job.output, shard)
+        assert record is not None, f"shard {shard.index} has no record"
+        row_ids = row_ids - set(record.mended)
+        everything = set(range(shard.num_rows))
+        found: dict[int, Completion] = {}
+        with memory_explained(shard):
+            _, prompts = self._read(shard, record.lessons, Clock())
+            answered = refusals(prompts, everything)
+            for places in [[], *self._pack(prompts, everything, record.lessons)]:
+                if row_ids & {prompts[place].row_id for place in places}:
+                    self._generate(prompts, places, answered)
+                found |= {c.row_id: c for c in answered.values() if c.row_id in row_ids}
+                answered = {}
+        return found
+
+    def _write(self, shard: Shard, lessons: Lessons, old: OldPart | None) -> ShardReport:
         started = time.perf_counter()
-        plan, clock = self._plan, _Clock()
+        plan, clock = self._plan, Clock()
+        folder, places = plan.job.output, _places(shard, old)
+        rows, prompts = self._read(shard, lessons, clock)
+        counts, done, retryable = Counts(halved=int(lessons.halvings > 0)), 0, 0
+        with PartWriter(folder, shard, self._schema, plan.job.output_format) as writer:
+            for stretch, batch_counts in self._answer(prompts, places, lessons, clock):
+                with clock.stage("write"):
+                    piece = rows.slice(done, len(stretch))
+                    writer.append(completed_rows(plan, self._schema, piece, stretch, old))
+                answered = [completion for completion in stretch if completion is not None]
+                counts += batch_counts + count_completions(plan, answered)
+                retryable += sum(c.error is not None and c.error.retryable for c in answered)
+                done += len(stretch)
+                del stretch, answered, piece  # Else these logits would lie beside the next batch's.
+            assert done == shard.num_rows, f"{done} rows answered of {shard.num_rows}"
+            with clock.stage("write"):
+                part = writer.finish()
+            counts, seconds = counts + clock.counts(), time.perf_counter() - started
+            report = ShardReport(shard, part, counts, seconds, lessons, retryable)
+            if old is not None:
+                report = old.mended_report(report)
+            if self._run_id is not None:
+                check_owner(folder, self._run_id)
+            drop_record(folder, shard)
+            writer.commit()
+            write_record(folder, report)
+        return report
+
+    def _read(self, shard: Shard, lessons: Lessons, clock: Clock) -> tuple[Rows, list[Prompt]]:
+        """The shard's rows and prompts; those that must not run have an error instead of ids."""
+        plan = self._plan
+        if lessons.halvings:
+            free_memory()
         with clock.stage("read"):
             rows = self._reader.read(shard.start, shard.stop)
             prompts = read_prompts(
@@ -63,56 +153,63 @@ class Worker:
             )
         with clock.stage("tokenize"):
             prompts = prepare_prompts(plan, self._engine, prompts)
-        counts, done = Counts(), 0
-        with PartWriter(plan.job.output, shard, self._schema, plan.job.output_format) as writer:
-            for completions, batch_counts in self._answer(prompts, clock):
-                with clock.stage("write"):
-                    piece = rows.slice(done, len(completions))
-                    writer.append(output_table(plan, self._schema, piece, completions))
-                counts += batch_counts + self._count(completions)
-                done += len(completions)
-                del completions, piece  # Else these logits would lie beside the next batch's.
-            assert done == shard.num_rows, f"{done} rows answered of {shard.num_rows}"
-            with clock.stage("write"):
-                part = writer.commit()
-        return ShardReport(shard, part, counts + clock.counts(), time.perf_counter() - started)
+        errors = dict(lessons.errors)
+        return rows, [
+            dataclasses.replace(prompt, error=errors.get(prompt.row_id, prompt.error))
+            for prompt in prompts
+        ]
 
     def _answer(
-        self, prompts: Sequence[Prompt], clock: "_Clock"
-    ) -> Iterator[tuple[list[Completion], Counts]]:
-        """Yields completions in row order, in stretches that leave no gap.
+        self, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons, clock: Clock
+    ) -> Iterator[tuple[list[Completion | None], Counts]]:
+        """Yields completions in row order, in stretches that leave no gap; None where none is due.
 
         With logits a stretch ends with each batch, so that they can be written and forgotten.
         """
-        bulky_bytes = self._plan.bulky_bytes_per_token
-        runnable = [place for place, prompt in enumerate(prompts) if prompt.error is None]
+        answered = refusals(prompts, wanted)
+        is_bulky = self._plan.bulky_bytes_per_token > 0
+        most = self._plan.job.packing.rows_per_batch if is_bulky else max(len(prompts), 1)
+        counts, start = Counts(), 0
+        for places in [*self._pack(prompts, wanted, lessons), None]:
+            if places is not None:
+                with clock.stage("generate"):
+                    counts += self._generate(prompts, places, answered)
+            stop = len(prompts) if places is None else places[-1] + 1 if is_bulky else start
+            for first in range(start, stop, most):
+                stretch = range(first, min(first + most, stop))
+                yield [answered.pop(place, None) for place in stretch], counts
+                counts = Counts()
+            start = stop
+
+    def _pack(
+        self, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons
+    ) -> list[list[int]]:
+        """Batches of the places that are wanted and can be run."""
+        runnable = [place for place in sorted(wanted) if prompts[place].error is None]
         batches = pack_rows(
             [self._size(prompts[place]) for place in runnable],
-            self._plan.job.packing,
-            bulky_bytes_per_token=bulky_bytes,
+            self._plan.job.packing.halved(lessons.halvings),
+            bulky_bytes_per_token=self._plan.bulky_bytes_per_token,
         )
-        answered: dict[int, Completion] = {}
-        counts, start = Counts(), 0
-        for batch in batches:
-            places = [runnable[number] for number in batch]
-            with clock.stage("generate"):
-                counts += self._generate(prompts, places, answered)
-            if bulky_bytes:
-                stop = places[-1] + 1
-                yield _stretch(prompts, answered, start, stop), counts
-                answered, counts, start = {}, Counts(), stop
-        yield _stretch(prompts, answered, start, len(prompts)), counts
+        return [[runnable[number] for number in batch] for batch in batches]
 
     def _generate(
         self, prompts: Sequence[Prompt], places: Sequence[int], answered: dict[int, Completion]
     ) -> Counts:
         """Runs one batch and adds its completions to answered, by place."""
         job = self._plan.job
-        completions, num_steps = self._engine.generate(
-            [prompts[place] for place in places],
-            self._plan.sampling,
-            Capture(job.logprobs, job.output_logits),
-        )
+        try:
+            completions, num_steps = self._engine.generate(
+                [prompts[place] for place in places],
+                self._plan.sampling,
+                Capture(job.logprobs, job.output_logits),
+            )
+        except Exception as error:
+            if len(places) > 1 or not is_out_of_memory(error):
+                raise
+            prompt = prompts[places[0]]
+            completions = [failed(prompt, _memory_error(), len(prompt.token_ids or ()))]
+            num_steps = 0
         answered.update(zip(places, completions, strict=True))
         return Counts(batches=1, slot_steps=num_steps * len(places))
 
@@ -121,56 +218,12 @@ class Worker:
         most = min(self._plan.sampling.max_new_tokens, self._plan.max_length - length)
         return RowSize(length, most)
 
-    def _count(self, completions: Sequence[Completion]) -> Counts:
-        answered = [completion for completion in completions if completion.error is None]
-        lengths = [0 if c.token_ids is None else len(c.token_ids) for c in answered]
-        most = self._plan.sampling.max_new_tokens
-        return Counts(
-            rows=len(completions),
-            failed=Counter(c.error.code for c in completions if c.error is not None),
-            truncated=sum(completion.truncated for completion in completions),
-            out_of_room=sum(
-                completion.finish_reason == "length" and length < most
-                for completion, length in zip(answered, lengths, strict=True)
-            ),
-            prompt_tokens=sum(completion.num_prompt_tokens or 0 for completion in answered),
-            new_tokens=sum(lengths),
-        )
+
+def _places(shard: Shard, old: OldPart | None) -> set[int]:
+    """Places of the shard's rows that are to be answered."""
+    return set(range(shard.num_rows) if old is None else old.retried)
 
 
-def _stretch(
-    prompts: Sequence[Prompt], answered: dict[int, Completion], start: int, stop: int
-) -> list[Completion]:
-    """Completions of the rows [start, stop), with the rows that could not run among them."""
-    stretch = []
-    for place in range(start, stop):
-        prompt = prompts[place]
-        if prompt.error is None:
-            stretch.append(answered[place])
-        else:
-            length = None if prompt.token_ids is None else len(prompt.token_ids)
-            stretch.append(failed(prompt, prompt.error, length))
-    return stretch
-
-
-class _Clock:
-    """Wall-clock seconds by stage."""
-
-    def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time that the block takes to a stage."""
-        started = time.perf_counter()
-        yield
-        self._seconds[name] += time.perf_counter() - started  # type: ignore[assignment]
-
-    def counts(self) -> Counts:
-        """The seconds, to be added to counts."""
-        return Counts(
-            read_seconds=self._seconds["read"],
-            tokenize_seconds=self._seconds["tokenize"],
-            generate_seconds=self._seconds["generate"],
-            write_seconds=self._seconds["write"],
-        )
+def _memory_error() -> RowError:
+    message = "A batch of this row alone does not fit into memory."
+    return RowError("generate", "out_of_memory", message, retryable=True)

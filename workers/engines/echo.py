@@ -19,6 +19,7 @@ from jobs.sampling import RowSampling, SamplingDefaults
 from workers.batch import SampledPipeline
 from workers.complete import complete_batch
 from workers.engine import Capabilities
+from workers.engines import faults
 from workers.pipeline import PipelineLimits, RowContext
 
 VOCAB_SIZE = 257
@@ -33,7 +34,9 @@ _SPREAD = np.float32(8 / 2**32)
 class EchoEngine:
     """Byte tokens and pseudo-random logits behind the engine's seam."""
 
-    capabilities = Capabilities(logits=True, max_logprobs=None, reads_model=False)
+    capabilities = Capabilities(
+        logits=True, max_logprobs=None, packages=("torch",), reads_model=False
+    )
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class EchoEngine:
         device: str,
         dtype: str,
     ) -> None:
+        self._is_faulty = model.path == faults.NAME
         model_seed = zlib.crc32(model.path.encode())
         self._pipeline = SampledPipeline(
             facts,
@@ -96,6 +100,8 @@ class EchoEngine:
         self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
+        if self._is_faulty:
+            faults.play_faults(prompts)
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
 
 

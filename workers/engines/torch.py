@@ -23,7 +23,9 @@ from workers.pipeline import PipelineLimits
 class TorchEngine:
     """A transformers model behind the engine's seam."""
 
-    capabilities = Capabilities(logits=True, max_logprobs=None)
+    capabilities = Capabilities(
+        logits=True, max_logprobs=None, packages=("torch", "transformers", "tokenizers")
+    )
 
     def __init__(
         self,

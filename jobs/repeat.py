@@ -1,0 +1,112 @@
+"""A finished row beside what its model answers now."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jobs.completion import Completion
+from jobs.folder import part_name
+from jobs.parts import read_part
+from jobs.plan import Plan, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """How a row that was answered once more compares with what the part says."""
+
+    row_id: int
+    is_same: bool
+    "True if tokens, text and log-probabilities are equal to the last bit."
+    problem: str | None
+    "What is different but log-probabilities; None if nothing is."
+    logprob_difference: float
+    "The greatest, in nats, over the tokens that both have."
+
+
+def compare_rows(plan: Plan, shard: Shard, again: Mapping[int, Completion]) -> list[Repeat]:
+    """Compares completions, by row_id, with the rows of the shard's part."""
+    names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error"]
+    names += ["logprobs"] * (plan.job.logprobs is not None)
+    names += ["top_ids"] * bool(plan.job.logprobs)
+    rows = _read(plan, shard, names)
+    return [
+        _compare({name: rows[name][row_id - shard.start] for name in names}, completion)
+        for row_id, completion in sorted(again.items())
+        if not _may_pass(rows["error"][row_id - shard.start])
+    ]
+
+
+def _may_pass(error: Mapping[str, Any] | None) -> bool:
+    """True for an error of chance: that the row is answered now is no fault."""
+    return error is not None and bool(error["retryable"])
+
+
+def _compare(row: Mapping[str, Any], completion: Completion) -> Repeat:
+    then, now = _array(row["token_ids"], np.int64), _array(completion.token_ids, np.int64)
+    common = min(len(then), len(now))
+    differing = np.flatnonzero(then[:common] != now[:common])
+    upto = int(differing[0]) if len(differing) else common
+    difference = 0.0
+    if row.get("logprobs") is not None and completion.logprobs is not None:
+        old = np.asarray(row["logprobs"], np.float64)[:upto]
+        new = completion.logprobs[:upto].astype(np.float64)
+        difference = greatest_difference(old, new)
+    problem = _problem(row, completion, then, now, upto)
+    is_same = problem is None and difference == 0 and _same_alternatives(row, completion)
+    return Repeat(completion.row_id, is_same, problem, difference)
+
+
+def _problem(
+    row: Mapping[str, Any],
+    completion: Completion,
+    then: npt.NDArray[np.int64],
+    now: npt.NDArray[np.int64],
+    upto: int,
+) -> str | None:
+    """The first thing that is different, in words."""
+    if upto < min(len(then), len(now)):
+        return f"new token {upto} was {then[upto]}, is now {now[upto]}"
+    if len(then) != len(now):
+        return f"had {len(then)} new tokens, has {len(now)} now"
+    code = None if completion.error is None else completion.error.code
+    pairs = {
+        "finish_reason": (row["finish_reason"], completion.finish_reason),
+        "stop_reason": (row["stop_reason"], completion.stop_reason),
+        "seed": (row["seed"], completion.seed),
+        "text": (row["text"], completion.text),
+        "error": (None if row["error"] is None else row["error"]["code"], code),
+    }
+    for name, (old, new) in pairs.items():
+        if old != new:
+            return f"{name} was {old!r}, is now {new!r}"
+    return None
+
+
+def _same_alternatives(row: Mapping[str, Any], completion: Completion) -> bool:
+    if row.get("top_ids") is None or completion.top_ids is None:
+        return True
+    return bool(completion.top_ids.tolist() == row["top_ids"])
+
+
+def greatest_difference(old: npt.NDArray[np.float64], new: npt.NDArray[np.float64]) -> float:
+    """The greatest difference of two numbers at one place; NaN is equal to NaN and far from all."""
+    with np.errstate(invalid="ignore"):
+        away = np.where(old == new, 0.0, np.abs(old - new))
+    away[np.isnan(old) & np.isnan(new)] = 0.0
+    away[np.isnan(away)] = np.inf
+    return float(np.max(away, initial=0.0))
+
+
+def _array(values: Any, dtype: type[np.int64]) -> npt.NDArray[np.int64]:
+    return np.asarray([] if values is None else values, dtype)
+
+
+def _read(plan: Plan, shard: Shard, names: list[str]) -> dict[str, list[Any]]:
+    prefix = plan.job.output_prefix
+    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
+    table = read_part(path, [prefix + name for name in names])
+    return {name: table.column(prefix + name).to_pylist() for name in names}

@@ -1,0 +1,31 @@
+"""Faults on purpose: what the echo engine does for a model called faulty. For tests of the rest.
+
+A prompt that holds one of the words below makes the whole batch suffer, as a real fault would.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+from jobs.prompt import Prompt
+
+NAME = "faulty"
+"The name of the model that has them."
+
+_ROWS_THAT_FIT = 2
+
+
+def play_faults(prompts: Sequence[Prompt]) -> None:
+    """Ends the process, hangs, or raises, if a prompt of the batch asks for it."""
+    texts = [bytes(token_id & 255 for token_id in prompt.token_ids or ()) for prompt in prompts]
+    said = b"\n".join(texts)
+    if b"<exit>" in said:
+        os._exit(1)
+    if b"<hang>" in said:
+        time.sleep(86_400)
+    if b"<memory>" in said and len(prompts) > _ROWS_THAT_FIT:
+        raise MemoryError(f"{len(prompts)} rows do not fit")
+    if b"<huge>" in said:
+        raise MemoryError("the row does not fit")
+    if b"<raise>" in said:
+        raise RuntimeError("a kernel failed")

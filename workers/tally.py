@@ -1,0 +1,51 @@
+"""Counting what becomes of a shard: rows, tokens, and seconds by stage."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from jobs.completion import Completion
+from jobs.plan import Plan
+from jobs.report import Counts
+
+
+def count_completions(plan: Plan, completions: Sequence[Completion]) -> Counts:
+    """Rows, errors and tokens of some completions."""
+    answered = [completion for completion in completions if completion.error is None]
+    lengths = [0 if c.token_ids is None else len(c.token_ids) for c in answered]
+    most = plan.sampling.max_new_tokens
+    return Counts(
+        rows=len(completions),
+        failed=Counter(c.error.code for c in completions if c.error is not None),
+        truncated=sum(completion.truncated for completion in completions),
+        out_of_room=sum(
+            completion.finish_reason == "length" and length < most
+            for completion, length in zip(answered, lengths, strict=True)
+        ),
+        prompt_tokens=sum(completion.num_prompt_tokens or 0 for completion in answered),
+        new_tokens=sum(lengths),
+    )
+
+
+class Clock:
+    """Wall-clock seconds by stage."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time that the block takes to a stage."""
+        started = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - started  # type: ignore[assignment]
+
+    def counts(self) -> Counts:
+        """The seconds, to be added to counts."""
+        return Counts(
+            read_seconds=self._seconds["read"],
+            tokenize_seconds=self._seconds["tokenize"],
+            generate_seconds=self._seconds["generate"],
+            write_seconds=self._seconds["write"],
+        )
