@@ -26,10 +26,8 @@ from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
-"Workers that may be lost in a row before any has opened."
-_WAIT_SECONDS = 0.5
-"How long a wish to stop may wait to be noticed."
+_ATTEMPTS = 3  # Workers that may be lost in a row before any has opened.
+_WAIT_SECONDS = 0.5  # How long a wish to stop may wait to be noticed.
 
 
 @contextmanager
@@ -189,7 +187,9 @@ class Pool:
         """Replaces a worker that is gone, unless that happens again and again."""
         ray.kill(call.worker)
         reason = reason_of(error)
-        logger.warning("worker lost %s; going on with a new one", call.where)
+        logger.warning(
+            "worker lost %s: %s; going on with a new one", call.where, reason.rstrip(".")
+        )
         if call.trial is not None:
             self._repeat(call.trial, cause, reason)
         else:
@@ -213,13 +213,13 @@ class Pool:
         for ref, call in list(self._calls.items()):
             if call.trial is not None and self._watch.is_hung(call.trial.shard, call.since):
                 del self._calls[ref]
-                self._lose(call, "hung", TimeoutError("no answer in time"))
+                self._lose(call, "hung", TimeoutError("There was no answer in time."))
 
     def _break_silence(self, *, is_news: bool) -> None:
         """Says now and then what is waited for."""
+        busy = [call for call in self._calls.values() if call.trial is not None]
         if not self._watch.is_silent(is_news=is_news):
             return
-        busy = [call for call in self._calls.values() if call.trial is not None]
         if busy:
             oldest = min(busy, key=lambda call: call.since)
             seconds = time.monotonic() - oldest.since

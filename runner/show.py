@@ -13,6 +13,7 @@ from jobs.errors import InputError, ModelError, OutputError
 from jobs.folder import JOB, PLAN, list_parts, part_name, read_json
 from jobs.model import ModelRef
 from jobs.parts import is_bulky, part_schema, read_part
+from runner.words import counted
 from workers.engine import load_engine
 
 _COLUMNS = ("row_id", "text", "finish_reason", "num_prompt_tokens", "num_generated_tokens", "error")
@@ -36,7 +37,7 @@ def show_output(folder: str, limit: int) -> None:
         .to_pandas(types_mapper=pd.ArrowDtype)
     )
     console = _console()
-    console.print(f"{len(rows):,} rows in {len(parts):,} parts\n")
+    console.print(f"{counted(len(rows), 'row')} in {counted(len(parts), 'part')}\n")
     console.print(_counts("finish_reason", rows["finish_reason"]))
     codes = rows["error"].dropna().map(lambda error: error["code"])
     if len(codes):

@@ -63,9 +63,9 @@ def prepare(folder: Path, *, model: str, num_shards: int) -> Work:
         prompts = [f"Chapter {i}. The weather was" for i in range(2 * num_shards)]
         flags = ["--model", "demo", "--max-new-tokens", "6", "--rows-per-shard", "2"]
     else:
-        prompts = [f"{'x' * (i % 37)} {i}" for i in range(10 * num_shards)]
+        prompts = [f"{'x' * (i % 37)} {i}" for i in range(4 * num_shards)]
         flags = ["--model", "e", "--engine", "echo", "--max-new-tokens", "60", "--ignore-eos"]
-        flags += ["--rows-per-shard", "10", "--rows-per-batch", "4", "--output-logits"]
+        flags += ["--rows-per-shard", "4", "--rows-per-batch", "2", "--output-logits"]
     flags += ["--seed", "5", "--logprobs", "2"]
     write_prompts(folder / "in.parquet", prompts)
     started = time.monotonic()

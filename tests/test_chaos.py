@@ -9,7 +9,7 @@ from chaos import play
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("model", "rounds", "num_shards"), [("echo", 6, 60), ("demo", 1, 12)])
+@pytest.mark.parametrize(("model", "rounds", "num_shards"), [("echo", 4, 60), ("demo", 1, 12)])
 def test_whoever_is_killed_nothing_is_lost(
     tmp_path: Path, model: str, rounds: int, num_shards: int
 ) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import batchwright, open_worker, prepared, read_rows, worker_pids, write_prompts
 from running import make_job as make_any_job
-from running import open_worker, prepared, read_rows, worker_pids, write_prompts
 
 from cluster.placement import Resources, Seats
 from jobs.completion import RowError
@@ -149,3 +149,27 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path, session: Resourc
 
     assert len(rest) == 4
     assert read_rows(tmp_path / "out").equals(read_rows(tmp_path / "calm"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_ray_ends_for_want_of_memory_gets_smaller_batches(tmp_path: Path) -> None:
+    """Case J06, from outside: once may be chance, twice is the batch."""
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(memory["MemAvailable"].split()[0]) / int(memory["MemTotal"].split()[0])
+    write_prompts(tmp_path / "in.parquet", with_one("<grow>", 5, 24))
+
+    result = batchwright(
+        "run", "in.parquet", "out", "--model", "faulty", "--engine", "echo", "--max-new-tokens", 4,
+        "--rows-per-shard", 8, "--rows-per-batch", 8, "--num-workers", 1,
+        cwd=tmp_path,
+        env={
+            # Ray ends workers when so much more is used than now.
+            "RAY_memory_usage_threshold": f"{1 - free + 0.15:.3f}",
+            "RAY_memory_monitor_refresh_ms": "100",
+        },
+    )  # fmt: skip
+
+    assert result.returncode == 0, result.stderr
+    assert "running low on memory" in result.stderr
+    assert "1 shard in smaller batches for want of memory" in result.stderr
+    assert read_rows(tmp_path / "out")["error"].null_count == 24

@@ -168,5 +168,5 @@ def test_a_lost_worker_leaves_no_draft_and_no_word_among_the_data(tmp_path: Path
 
     assert driver.returncode == 0, warnings
     assert json.loads(words)["rows"] == 30
-    assert "worker lost on shard 1 (attempt 1 of 3)" in warnings
+    assert "worker lost on shard 1: " in warnings
     assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]

@@ -88,7 +88,7 @@ def test_an_empty_output_has_no_rows_to_show(tmp_path: Path) -> None:
     source = write_prompts(tmp_path / "in.parquet", [])
     run_here(echo_job(source, tmp_path / "out"))
 
-    assert "0 rows in 1 parts" in show(tmp_path / "out")
+    assert "0 rows in 1 part" in show(tmp_path / "out")
     with pytest.raises(InputError, match="There are no rows"):
         show(tmp_path / "out", "--row", 0)
 

@@ -16,7 +16,7 @@ _ROWS_THAT_FIT = 2
 
 
 def play_faults(prompts: Sequence[Prompt]) -> None:
-    """Ends the process, hangs, or raises, if a prompt of the batch asks for it."""
+    """Ends the process, hangs, grows or raises, if a prompt of the batch asks for it."""
     texts = [bytes(token_id & 255 for token_id in prompt.token_ids or ()) for prompt in prompts]
     said = b"\n".join(texts)
     if b"<exit>" in said:
@@ -25,6 +25,11 @@ def play_faults(prompts: Sequence[Prompt]) -> None:
         time.sleep(86_400)
     if b"<memory>" in said and len(prompts) > _ROWS_THAT_FIT:
         raise MemoryError(f"{len(prompts)} rows do not fit")
+    if b"<grow>" in said and len(prompts) > _ROWS_THAT_FIT:
+        held = []
+        while True:
+            held.append(bytearray(b"x") * 2**25)
+            time.sleep(0.02)
     if b"<huge>" in said:
         raise MemoryError("the row does not fit")
     if b"<raise>" in said:
