@@ -26,7 +26,7 @@ from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS = 3  # Workers that may be lost in a row before any has opened.
+_ATTEMPTS = 3  # Workers that may be lost in a row while they start.
 _WAIT_SECONDS = 0.5  # How long a wish to stop may wait to be noticed.
 
 
@@ -131,11 +131,12 @@ class Pool:
 
     def _wait(self) -> list[ShardReport]:
         """Reports of the calls that have ended, if any have within a moment."""
-        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_SECONDS)
+        ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_SECONDS)
+        done, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
         reports = [self._finish(ref, self._calls.pop(ref)) for ref in done]
         self._end_hung()
         self._break_silence(is_news=bool(done))
-        return [report for report in reports if report is not None]
+        return [report for report in reports if report]
 
     def _finish(self, ref: "ray.ObjectRef[Any]", call: Call) -> ShardReport | None:
         """Takes a call's outcome. Its worker is free, or replaced if it is lost."""
@@ -217,14 +218,13 @@ class Pool:
 
     def _break_silence(self, *, is_news: bool) -> None:
         """Says now and then what is waited for."""
-        busy = [call for call in self._calls.values() if call.trial is not None]
         if not self._watch.is_silent(is_news=is_news):
             return
-        if busy:
+        if busy := [call for call in self._calls.values() if call.trial is not None]:
             oldest = min(busy, key=lambda call: call.since)
             seconds = time.monotonic() - oldest.since
             logger.info("%d busy; the longest %s, for %.0f s", len(busy), oldest.where, seconds)
             return
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         resources = Resources(free.get("CPU", 0.0), free.get("GPU", 0.0))
-        logger.warning("waiting for a seat: %s are needed, %s are free", self._seats, resources)
+        logger.warning("waiting for a worker: it takes %s; %s are free", self._seats, resources)

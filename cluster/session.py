@@ -6,12 +6,12 @@ The only place that starts Ray or reads its environment.
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, contextmanager
+from functools import partial
 from pathlib import Path
 
 from cluster.placement import Placement, Resources
@@ -35,31 +35,20 @@ def connect(placement: Placement) -> Iterator[Resources]:
     _prepare_environment(is_local=placement.address is None)
     import ray  # Reads its environment when it is imported.
 
-    # Workers import from the folder where Ray is started, before all others. The user's may hold
-    # modules that are called like ours; this one holds ours.
-    with chdir(Path(__file__).parent.parent), _keep_handlers():
-        if placement.address is None:
-            _start_local()
-        else:
-            _attach(placement.address)
-    try:
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        yield Resources(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _keep_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and would end the process in the middle of things."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    # In the main thread Ray would take SIGTERM for itself, and end the process in the middle of
+    # things. What a thread has started ends with it: it is kept until all is done.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        # Workers import from the folder where Ray is started, before all others. The user's may
+        # hold modules that are called like ours; this one holds ours.
+        with chdir(Path(__file__).parent.parent):
+            local = placement.address is None
+            start = _start_local if local else partial(_attach, str(placement.address))
+            thread.submit(start).result()
+        try:
+            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            yield Resources(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
+        finally:
+            ray.shutdown()
 
 
 def _prepare_environment(*, is_local: bool) -> None:

@@ -1,6 +1,7 @@
 """A shard's way to its report, whatever its workers come to. No Ray in here.
 
-whole > lost, once > whole > lost again > search: halves are tried alone, until one row is left
+whole > lost, once > whole > lost again > search: no row at all is tried, then halves, until one is
+left. If no row at all is enough to lose a worker, no row is to blame, and the shard is given up.
 row alone > lost > row alone > lost again > the row is an error > whole, without it
 search that finds no row > whole: it was chance, so the same is done again, and the bytes are equal
 out of memory > whole, with half the batch
@@ -8,6 +9,7 @@ out of memory > whole, with half the batch
 
 import dataclasses
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +30,10 @@ _MESSAGES: dict[Cause, str] = {
     "died": "The worker process ended each time this row was answered, the last times alone.",
     "hung": "The row was not answered in time, the last times alone.",
 }
+_REMEDIES: dict[Cause, str] = {
+    "died": " Smaller batches (--rows-per-batch) may help.",
+    "hung": " Give it more time with --shard-timeout.",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +46,11 @@ class Trial:
     lessons: Lessons = field(default_factory=Lessons)
     suspects: tuple[int, int] | None = None
     "Rows [start, stop) of which one may be to blame; None while the shard is done as a whole."
+    is_innocent_without_rows: bool = False
+    "True once the search has shown that it takes a row."
     losses: int = 0
-    searches: int = 0
+    searches: Counter[str] = field(default_factory=Counter)
+    "By cause, how many searches there were."
 
     @property
     def rows_to_try(self) -> tuple[int, int] | None:
@@ -49,6 +58,8 @@ class Trial:
         if self.suspects is None:
             return None
         start, stop = self.suspects
+        if not self.is_innocent_without_rows:
+            return start, start
         return start, max(start + 1, (start + stop) // 2)
 
     @property
@@ -57,15 +68,16 @@ class Trial:
         rows = self.rows_to_try
         if rows is None:
             return f"on shard {self.shard.index}"
-        alone = rows[1] - rows[0] == 1
-        which = f"row {rows[0]}" if alone else f"rows {rows[0]} to {rows[1] - 1}"
+        which = {0: "no row", 1: f"row {rows[0]}"}.get(
+            rows[1] - rows[0], f"rows {rows[0]} to {rows[1] - 1}"
+        )
         return f"on shard {self.shard.index}, trying {which} alone"
 
     def passed(self) -> None:
         """The rows that were tried alone are not to blame."""
         assert self.suspects is not None and self.rows_to_try is not None
         rest = self.rows_to_try[1], self.suspects[1]
-        self.losses = 0
+        self.losses, self.is_innocent_without_rows = 0, True
         self.suspects = rest if rest[0] < rest[1] else None
 
     def lost(self, cause: Cause, reason: str) -> None:
@@ -81,31 +93,41 @@ class Trial:
                 self._search(cause, reason)
         elif rows[1] - rows[0] > 1:
             self.suspects, self.losses = rows, 0
+        elif rows[1] == rows[0]:
+            if is_certain:
+                raise WorkerError(
+                    f"shard {self.shard.index} cannot be done, and no row of it is to blame: "
+                    f"{reason}{_REMEDIES.get(cause, '')}"
+                )
         elif is_certain:
             self._convict(rows[0], cause, reason)
 
     def short_of_memory(self, reason: str, rows_per_batch: int) -> None:
         """A batch did not fit into memory. Raises WorkerError if it had a single row."""
-        if rows_per_batch >> self.lessons.halvings <= 1:
+        halvings = self.lessons.halvings
+        rows = min(rows_per_batch >> halvings, self.shard.num_rows)
+        if rows <= 1:
             raise WorkerError(f"{reason}. A single row's batch does not help.")
-        halvings = self.lessons.halvings + 1
+        while rows_per_batch >> halvings >= rows:
+            halvings += 1
         self.lessons = dataclasses.replace(self.lessons, halvings=halvings)
         self.losses, self.suspects = 0, None
 
     def _search(self, cause: Cause, reason: str) -> None:
-        self.searches += 1
-        if self.searches > (1 if cause == "raised" else _SEARCHES):
+        self.searches[cause] += 1
+        if self.searches[cause] > (1 if cause == "raised" else _SEARCHES):
             raise WorkerError(
                 f"shard {self.shard.index} is lost again and again, and no row of it alone is to "
-                f"blame; the last: {reason}. Smaller batches (--rows-per-batch) may help."
+                f"blame; the last: {reason}{_REMEDIES.get(cause, '')}"
             )
-        self.losses, self.suspects = 0, (self.shard.start, self.shard.stop)
+        self.losses, self.is_innocent_without_rows = 0, False
+        self.suspects = self.shard.start, self.shard.stop
 
     def _convict(self, row_id: int, cause: Cause, reason: str) -> None:
         if len(self.lessons.errors) == _CULPRITS:
             raise WorkerError(
                 f"shard {self.shard.index} has more than {_CULPRITS} rows that end their worker; "
-                f"the last: {reason}."
+                f"the last: {reason}{_REMEDIES.get(cause, '')}"
             )
         code: Literal["engine_error", "worker_crash"] = "worker_crash"
         if cause == "raised":
@@ -119,7 +141,8 @@ class Trial:
         )
         errors = (*self.lessons.errors, (row_id, error))
         self.lessons = dataclasses.replace(self.lessons, errors=errors)
-        self.losses, self.searches, self.suspects = 0, 0, None
+        self.losses, self.suspects = 0, None
+        self.searches.clear()
 
 
 @dataclass(slots=True)

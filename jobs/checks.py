@@ -3,7 +3,6 @@
 Each check yields what is wrong in sentences; nothing is raised for what a part holds.
 """
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -14,13 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.cells import flat_numbers
 from jobs.errors import OutputError
-from jobs.parts import flat_numbers, part_num_rows, part_schema, read_pieces, same_schema
+from jobs.parts import hash_part, part_num_rows, part_schema, read_pieces, same_schema
 from jobs.plan import Shard
 from jobs.report import Counts, ShardReport
 
 _REASONS = {"stop", "length", "abort", "error"}
 _BY_TOKEN = ("logprobs", "top_ids", "top_logprobs", "logits")
+_REMEDY = "Delete it, and have it done again with --resume."
 _TOLERANCE = 5e-6
 "Most that a log-probability may be away from its logits, in nats."
 _HALF_PRECISION = 2.0**-10
@@ -55,12 +56,11 @@ def check_part(path: str, shard: Shard, record: ShardReport, expected: Expected)
 def _check_file(path: str, shard: Shard, record: ShardReport, expected: Expected) -> Iterator[str]:
     size = os.path.getsize(path)
     if size != record.part.size_bytes:
-        yield f"has {size} bytes, and {record.part.size_bytes} in its record."
+        yield f"has {size} bytes, and {record.part.size_bytes} in its record. {_REMEDY}"
         return
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hash_part(path)
     if digest != record.part.sha256:
-        yield f"its checksum is {digest}, and {record.part.sha256} in its record."
+        yield f"its checksum is {digest}, and {record.part.sha256} in its record. {_REMEDY}"
         return  # A reader trusts what is in a file. This one is not what was written.
     if part_num_rows(path) != shard.num_rows:
         yield f"has {part_num_rows(path)} rows; {shard.num_rows} were planned."

@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ LOCK = ".owner.lock"
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_UNTIL_DEAD = 60.0
 "Without a beat for so long, an owner on another machine is taken for dead."
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 5, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,10 @@ def refuse_owned(folder: str) -> None:
 def check_owner(folder: str, run_id: str) -> None:
     """Raises RefusedError if the folder is no longer this run's: nothing more may be written."""
     owner = read_owner(folder)
+    for _ in range(_LOOKS):
+        if owner is None and os.path.exists(folder):  # A network's pause may pass.
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            owner = read_owner(folder)
     if owner is None or owner.run_id != run_id:
         by = "nobody's any more" if owner is None else f"taken over by {owner}"
         raise RefusedError(
@@ -159,7 +165,10 @@ def _is_dead(folder: str, owner: Owner | None) -> bool:
 
 def _seconds_since_beat(folder: str) -> float:
     """By the clock of the storage, which may be another than this machine's."""
-    now, path = tempfile.mkstemp(dir=folder, prefix="._now.json.", suffix=".draft")
+    try:
+        now, path = tempfile.mkstemp(dir=folder, prefix="._now.json.", suffix=".draft")
+    except OSError:  # Nothing can be written here, so nothing can be taken either.
+        return 0.0
     try:
         return os.fstat(now).st_mtime - os.stat(os.path.join(folder, OWNER)).st_mtime
     except FileNotFoundError:  # The owner has just left.

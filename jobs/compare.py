@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from jobs.parts import PartReader, flat_numbers, part_num_rows, part_schema
-from jobs.repeat import greatest_difference
+from jobs.cells import equal_cells, greatest_difference
+from jobs.parts import PartReader, part_num_rows, part_schema
 
 _ROWS_AT_A_TIME = 1024
 _BYTES_AT_A_TIME = 64 * 2**20
@@ -132,7 +132,7 @@ def _compare(comparison: Comparison, a: pa.Table, b: pa.Table, columns: Sequence
         left, right = a.column(name), b.column(name)
         if left.equals(right):
             continue
-        rows = [row for row in range(num_rows) if not _equal(left[row], right[row])]
+        rows = [row for row in range(num_rows) if not equal_cells(left[row], right[row])]
         comparison.columns_differing[name] += len(rows)
         differing.update(rows)
     comparison.columns_differing = +comparison.columns_differing
@@ -141,21 +141,6 @@ def _compare(comparison: Comparison, a: pa.Table, b: pa.Table, columns: Sequence
         upto = _compare_tokens(comparison, start + row, a["token_ids"][row], b["token_ids"][row])
         if "logprobs" in columns:
             _compare_logprobs(comparison, start + row, a["logprobs"][row], b["logprobs"][row], upto)
-
-
-def _equal(left: pa.Scalar, right: pa.Scalar) -> bool:
-    """Equal as values, where NaN is equal to NaN."""
-    if left.equals(right):
-        return True
-    if left.is_valid != right.is_valid:
-        return False
-    numbers_a, numbers_b = flat_numbers(left), flat_numbers(right)
-    if numbers_a is not None and numbers_b is not None:
-        return np.array_equal(numbers_a, numbers_b, equal_nan=True)
-    try:
-        return repr(left.as_py()) == repr(right.as_py())
-    except UnicodeDecodeError:  # Not equal as bytes, and no text that could be.
-        return False
 
 
 def _compare_tokens(comparison: Comparison, row_id: int, a: pa.Scalar, b: pa.Scalar) -> int:

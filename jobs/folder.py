@@ -51,12 +51,15 @@ def write_json(
     draft = draft_path(folder, name)
     with explained(folder):
         os.makedirs(os.path.dirname(draft), exist_ok=True)
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, os.path.join(folder, name))
+        try:
+            with open(draft, "w", encoding="utf-8") as file:
+                file.write(text)
+                if is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(draft, os.path.join(folder, name))
+        finally:
+            Path(draft).unlink(missing_ok=True)
 
 
 def _sync_folder(folder: str) -> None:
@@ -97,12 +100,12 @@ def mark_success(folder: str) -> None:
 
 def is_finished(folder: str) -> bool:
     """True if every row of the folder's job is accounted for."""
-    return os.path.exists(os.path.join(folder, SUCCESS))
+    return all(os.path.exists(os.path.join(folder, name)) for name in (SUCCESS, MANIFEST))
 
 
 def has_job(folder: str) -> bool:
-    """True if the folder says which job it is for."""
-    return os.path.exists(os.path.join(folder, JOB))
+    """True if the folder says which job it is for, and has not begun to be cleared."""
+    return all(os.path.exists(os.path.join(folder, name)) for name in (JOB, PLAN))
 
 
 def read_json(folder: str, name: str) -> dict[str, object]:

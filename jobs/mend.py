@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.completion import Completion
-from jobs.errors import OutputError
 from jobs.folder import part_name
-from jobs.parts import PartReader, is_bulky, read_part
+from jobs.parts import PartReader, hash_part, is_bulky, read_part
 from jobs.plan import Plan, Shard
 from jobs.records import read_record
 from jobs.report import ShardReport
@@ -33,15 +32,22 @@ def completed_rows(
     return output_table(plan, schema, rows, completions)
 
 
+def open_old_part(plan: Plan, shard: Shard) -> "OldPart | None":
+    """The shard's part; None if it is not what was written, so that all of it is to be done."""
+    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
+    record = read_record(plan.job.output, shard)
+    try:
+        is_sound = record is not None and hash_part(path) == record.part.sha256
+    except OSError:
+        is_sound = False
+    return OldPart(plan, path, record) if is_sound and record is not None else None
+
+
 class OldPart:
     """The part that a shard has already."""
 
-    def __init__(self, plan: Plan, shard: Shard) -> None:
-        self._plan = plan
-        self._path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
-        record = read_record(plan.job.output, shard)
-        if record is None:
-            raise OutputError(f"{self._path}: has no record. Run again with --resume.")
+    def __init__(self, plan: Plan, path: str, record: ShardReport) -> None:
+        self._plan, self._path = plan, path
         self.record = record
         prefix = plan.job.output_prefix
         ends = read_part(self._path, [prefix + "error", prefix + "truncated"])

@@ -81,9 +81,11 @@ def _contents(folder: str) -> list[str]:
     """Names in the folder, without what a run leaves that has written nothing yet."""
     if not os.path.exists(folder):
         return []
-    return sorted(
-        n for n in os.listdir(folder) if n not in (OWNER, LOCK) and not DRAFT.fullmatch(n)
-    )
+    names = sorted(set(os.listdir(folder)) - {OWNER, LOCK})
+    if RECORDS in names:
+        inside = sorted(os.listdir(os.path.join(folder, RECORDS)))
+        names += [os.path.join(RECORDS, name) for name in inside if not RECORD.fullmatch(name)]
+    return [name for name in names if not DRAFT.fullmatch(os.path.basename(name))]
 
 
 def _check_writable(path: Path) -> None:
@@ -100,12 +102,17 @@ def clear_output(folder: str) -> None:
     names = _contents(folder)
     _check_contents(folder, "overwrite", names)
     with explained(folder):
-        for name in sorted(names, key=lambda name: (name != SUCCESS, name == JOB)):
+        for name in sorted(names, key=_order_of_deletion):
             if name == RECORDS:
                 _clear_records(os.path.join(folder, RECORDS))
             else:
                 os.unlink(os.path.join(folder, name))
     sweep_drafts(folder)
+
+
+def _order_of_deletion(name: str) -> tuple[bool, int]:
+    """Should it be broken off, the rest is not taken for whole, and still is known as a job's."""
+    return name != SUCCESS, (PLAN, JOB).index(name) + 1 if name in (PLAN, JOB) else 0
 
 
 def _clear_records(folder: str) -> None:

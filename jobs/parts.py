@@ -1,15 +1,13 @@
 """Reading parts of either format: whole, some columns, a stretch at a time, or the footer alone."""
 
+import hashlib
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import OutputError
 
-_LISTS = (pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar)
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 "What a damaged file may raise: a ValueError where text in it is none."
 
@@ -40,6 +38,12 @@ def part_schema(path: str) -> pa.Schema:
         return pq.read_schema(path)
     except _UNREADABLE as error:
         raise OutputError(f"{path}: cannot be read: {error}") from error
+
+
+def hash_part(path: str) -> str:
+    """SHA-256 of a part's bytes. Raises OSError if it cannot be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def same_schema(a: pa.Schema, b: pa.Schema) -> bool:
@@ -98,20 +102,3 @@ def read_pieces(path: str) -> Iterator[pa.Table]:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group)
-
-
-def flat_numbers(cell: pa.Scalar) -> npt.NDArray[np.generic] | None:
-    """All numbers of a cell that is a list of them, however deep; None if it is something else.
-
-    A list with a null in it is something else: numpy has no such number.
-    """
-    if not cell.is_valid or not isinstance(cell, _LISTS):
-        return None
-    values = cell.values
-    while pa.types.is_fixed_size_list(values.type) and not values.null_count:
-        values = values.flatten()
-    is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
-    if not is_number or values.null_count:
-        return None
-    numbers: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
-    return numbers

@@ -36,7 +36,7 @@ def read_record(folder: str, shard: Shard) -> ShardReport | None:
     """The record of a shard's part; None if there is none that can be read."""
     try:
         return ShardReport.from_record(read_json(folder, _record_name(shard)))
-    except (OutputError, KeyError, TypeError, ValueError):
+    except (OutputError, AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -52,7 +52,7 @@ def _finished(plan: Plan, shard: Shard, schema: pa.Schema) -> ShardReport | None
     folder = plan.job.output
     record = read_record(folder, shard)
     path = os.path.join(folder, part_name(shard.index, plan.job.output_format))
-    if record is None or record.shard != shard or not os.path.exists(path):
+    if record is None or record.shard != shard or record.counts.rows != shard.num_rows:
         return None
     try:
         is_whole = (

@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from jobs.cells import equal_cells, greatest_difference, plain_cell
 from jobs.completion import Completion
 from jobs.folder import part_name
 from jobs.parts import read_part
 from jobs.plan import Plan, Shard
+from jobs.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,33 @@ class Repeat:
     "The greatest, in nats, over the tokens that both have."
 
 
-def compare_rows(plan: Plan, shard: Shard, again: Mapping[int, Completion]) -> list[Repeat]:
-    """Compares completions, by row_id, with the rows of the shard's part."""
-    names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error"]
+def compare_rows(
+    plan: Plan, shard: Shard, again: Mapping[int, Completion], rows: Rows
+) -> list[Repeat]:
+    """Compares completions, by row_id, with the rows of the shard's part. rows: of its input."""
+    names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error", "truncated"]
+    names += ["num_prompt_tokens"]
     names += ["logprobs"] * (plan.job.logprobs is not None)
-    names += ["top_ids"] * bool(plan.job.logprobs)
-    rows = _read(plan, shard, names)
-    return [
-        _compare({name: rows[name][row_id - shard.start] for name in names}, completion)
-        for row_id, completion in sorted(again.items())
-        if not _may_pass(rows["error"][row_id - shard.start])
-    ]
+    names += ["top_ids", "top_logprobs"] * bool(plan.job.logprobs)
+    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
+    prefix, kept = plan.job.output_prefix, list(plan.kept_columns)
+    table = read_part(path, [*(prefix + name for name in names), *kept])
+    columns = {name: table.column(prefix + name) for name in names}
+    repeats = []
+    for row_id, completion in sorted(again.items()):
+        place = row_id - shard.start
+        row = {name: column[place].as_py() for name, column in columns.items()}
+        if _may_pass(row["error"]):
+            continue
+        repeat = _compare(row, completion)
+        for name in kept:
+            if not equal_cells(
+                plain_cell(table.column(name)[place]), plain_cell(rows[name][place])
+            ):
+                said = f"the input's {name} is not what stands beside the answer"
+                repeat = replace(repeat, is_same=False, problem=repeat.problem or said)
+        repeats.append(repeat)
+    return repeats
 
 
 def _may_pass(error: Mapping[str, Any] | None) -> bool:
@@ -78,6 +96,8 @@ def _problem(
         "stop_reason": (row["stop_reason"], completion.stop_reason),
         "seed": (row["seed"], completion.seed),
         "text": (row["text"], completion.text),
+        "truncated": (row["truncated"], completion.truncated),
+        "num_prompt_tokens": (row["num_prompt_tokens"], completion.num_prompt_tokens),
         "error": (None if row["error"] is None else row["error"]["code"], code),
     }
     for name, (old, new) in pairs.items():
@@ -89,24 +109,11 @@ def _problem(
 def _same_alternatives(row: Mapping[str, Any], completion: Completion) -> bool:
     if row.get("top_ids") is None or completion.top_ids is None:
         return True
-    return bool(completion.top_ids.tolist() == row["top_ids"])
-
-
-def greatest_difference(old: npt.NDArray[np.float64], new: npt.NDArray[np.float64]) -> float:
-    """The greatest difference of two numbers at one place; NaN is equal to NaN and far from all."""
-    with np.errstate(invalid="ignore"):
-        away = np.where(old == new, 0.0, np.abs(old - new))
-    away[np.isnan(old) & np.isnan(new)] = 0.0
-    away[np.isnan(away)] = np.inf
-    return float(np.max(away, initial=0.0))
+    if completion.top_ids.tolist() != row["top_ids"] or completion.top_logprobs is None:
+        return False
+    old = np.asarray(row["top_logprobs"], np.float32).reshape(completion.top_logprobs.shape)
+    return np.array_equal(old, completion.top_logprobs, equal_nan=True)
 
 
 def _array(values: Any, dtype: type[np.int64]) -> npt.NDArray[np.int64]:
     return np.asarray([] if values is None else values, dtype)
-
-
-def _read(plan: Plan, shard: Shard, names: list[str]) -> dict[str, list[Any]]:
-    prefix = plan.job.output_prefix
-    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
-    table = read_part(path, [prefix + name for name in names])
-    return {name: table.column(prefix + name).to_pylist() for name in names}

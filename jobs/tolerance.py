@@ -1,6 +1,7 @@
 """What a run puts up with before it is given up. Nothing here changes an answer."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import isfinite
 
 from jobs.errors import SettingError
@@ -29,11 +30,11 @@ class Tolerance:
             return None
         text = self.max_errors.strip()
         try:
-            if text.endswith("%") and 0 <= float(text[:-1]) <= 100:
-                return int(num_rows * float(text[:-1]) / 100)
+            if text.endswith("%") and 0 <= (share := Fraction(text[:-1])) <= 100:
+                return int(num_rows * share / 100)
             if not text.endswith("%") and int(text) >= 0:
                 return int(text)
-        except ValueError:
+        except (ValueError, ZeroDivisionError):
             pass
         raise SettingError(
             f"max_errors must be a number of rows or a share from 0% to 100%, got {text!r}."

@@ -166,7 +166,7 @@ FLAGS = (
          unset="all but one"),
     Flag(Tolerance, "shard_timeout", ("--shard-timeout",), float,
          "Seconds until the worker of a shard is taken for hung; 0 for never.",
-         unset="ten times the slowest so far, at least 900"),
+         unset="once a shard has finished: ten times the slowest, at least 900"),
     Flag(Tolerance, "grace", ("--grace",), float,
          "Seconds that running shards are given when the job is told to stop."),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """The story of a run: check, plan, claim, connect, run, account for every row."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from cluster.placement import Placement, Seats, settle_seats
 from cluster.session import connect
 from jobs.claim import Claim, claim_output
-from jobs.errors import InputError, ModelError, StoppedError, WorkerError
+from jobs.errors import InputError, ModelError, OutputError, StoppedError, WorkerError
 from jobs.folder import (
     check_parts,
     has_job,
@@ -25,6 +26,8 @@ from jobs.stop import Stop
 from jobs.tolerance import Tolerance
 from runner.manifest import Intent, describe_job, refuse_other_job, write_intent, write_manifest
 from runner.plan import make_plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,13 @@ def run_job(
     plan = make_plan(job)
     intent = describe_job(plan)
     with claim_output(plan.job.output) as claim:
+        if claim.dead_owner is not None:
+            logger.warning("Taken over from %s, which is gone.", claim.dead_owner)
         done = _find_finished(plan, intent, start)
         retried = {s for s, report in done.items() if start == "retry_failed" and report.retryable}
         todo = [shard for shard in plan.shards if shard not in done or shard in retried]
         kept = [report for shard, report in done.items() if shard not in retried]
-        errors = _ErrorBudget(plan, tolerance, kept)
+        errors, reported = _ErrorBudget(plan, tolerance, kept), set[Shard]()
         begun = time.perf_counter()
         if not todo:
             yield _account(plan, claim, None, done, kept, 0.0)
@@ -109,19 +114,22 @@ def run_job(
                     num_kept=len(kept),
                     num_workers=seats.num_workers,
                     where="this machine" if placement.address is None else placement.address,
-                    notes=_notes(plan, claim),
+                    notes=plan.notes,
                 )
                 try:
                     for report in pool.run_shards(todo, retried=retried):
                         done[report.shard] = report
+                        reported.add(report.shard)
                         yield report
                         errors.add(report)
                 except (InputError, ModelError) as error:  # What was right at the start is not now.
                     raise WorkerError(str(error)) from error
-        if len(done) < len(plan.shards) or stop.is_asked:
+        left = len(todo) - len(reported)
+        if left:
+            flag = "--retry-failed" if start == "retry_failed" else "--resume"
             raise StoppedError(
-                f"stopped: {len(done)} of {len(plan.shards)} shards are finished. Go on with "
-                "--resume."
+                f"stopped: {len(plan.shards) - left} of {len(plan.shards)} shards are finished. Go "
+                f"on with {flag}."
             )
         yield _account(plan, claim, seats, done, kept, time.perf_counter() - begun)
 
@@ -145,12 +153,6 @@ def _open_output(plan: Plan, intent: Intent, start: Start) -> None:
         mark_unfinished(folder)
 
 
-def _notes(plan: Plan, claim: Claim) -> tuple[str, ...]:
-    if claim.dead_owner is None:
-        return plan.notes
-    return (f"Taken over from {claim.dead_owner}, which is gone.", *plan.notes)
-
-
 def _account(
     plan: Plan,
     claim: Claim,
@@ -167,6 +169,7 @@ def _account(
         claim.check()
         sweep_drafts(folder)
         check_parts(folder, [report.part.name for report in reports])
+        _check_records(plan, reports)
         write_manifest(plan, seats, reports, seconds)
         if counts.rows and counts.failed_rows == counts.rows:
             raise WorkerError(
@@ -176,6 +179,17 @@ def _account(
         mark_success(folder)
     old = sum((report.counts for report in kept), Counts())
     return Finished(counts, seconds, counts.new_tokens - old.new_tokens, old.rows)
+
+
+def _check_records(plan: Plan, reports: Sequence[ShardReport]) -> None:
+    """Raises OutputError if a worker that was thought lost has written a part after all."""
+    found = {record.shard: record.part for record in find_finished(plan)}
+    for report in reports:
+        if found.get(report.shard) != report.part:
+            raise OutputError(
+                f"{plan.job.output}: {report.part.name} is not what its worker reported. Delete it "
+                "and go on with --resume."
+            )
 
 
 class _ErrorBudget:

@@ -17,6 +17,10 @@ from jobs.stop import Stop
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class _SignalError(BaseException):
+    """Passes through those who catch every Exception."""
+
+
 class Signals:
     """What signals ask for."""
 
@@ -39,6 +43,8 @@ class Signals:
         before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
+        except _SignalError as error:
+            raise StoppedError("stopped.") from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -49,7 +55,7 @@ class Signals:
         if self._num_signals > 2:  # Cleaning up takes too long. Ray's processes end with this one.
             os._exit(self.exit_code)
         if not self.stop.is_watched:
-            raise StoppedError("stopped.")
+            raise _SignalError
         if self._num_signals == 1:
             self.stop.ask()
         else:

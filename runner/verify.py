@@ -12,7 +12,7 @@ from rich.console import Console
 
 from jobs.checks import Expected, check_part
 from jobs.errors import JobError, OutputError
-from jobs.folder import MANIFEST, is_finished, list_parts, part_name, read_json
+from jobs.folder import MANIFEST, SUCCESS, is_finished, list_parts, part_name, read_json
 from jobs.identity import find_differences
 from jobs.plan import Shard
 from jobs.records import read_record
@@ -118,7 +118,7 @@ def _first_plain_step(identity: Mapping[str, Any]) -> int | None:
 def _check_account(folder: str, records: Sequence[ShardReport]) -> Iterator[str]:
     """The folder's own account of itself: marker, manifest, and numbers that add up."""
     if not is_finished(folder):
-        yield "_SUCCESS is missing: the job has not ended well. Go on with --resume."
+        yield f"{SUCCESS} or {MANIFEST} is missing: the job has not ended. Go on with --resume."
         return
     found = sum((record.counts for record in records), Counts()).record()
     try:
@@ -137,7 +137,7 @@ def _check_account(folder: str, records: Sequence[ShardReport]) -> Iterator[str]
 
 def _repeat(verdict: Verdict, intent: Intent, num_rows: int) -> None:
     """Answers rows again that lie evenly over the output."""
-    from workers.repeat import repeat_rows  # Brings torch with it.
+    from workers.rerun import rerun_rows  # Brings torch with it.
 
     job = replace(read_asked(verdict.folder), output=os.path.abspath(verdict.folder))
     try:
@@ -148,7 +148,7 @@ def _repeat(verdict: Verdict, intent: Intent, num_rows: int) -> None:
             verdict.problems.append(f"rows cannot be answered as they were: {shown}.")
             return
         row_ids = sorted({plan.num_rows * k // num_rows for k in range(num_rows)})
-        for repeat in repeat_rows(plan, row_ids if plan.num_rows else []):
+        for repeat in rerun_rows(plan, row_ids if plan.num_rows else []):
             _take(verdict, repeat)
     except JobError as error:
         verdict.problems.append(f"rows cannot be answered again: {error}")

@@ -59,7 +59,7 @@ def test_pandas_stands_in_one_file() -> None:
 
 def test_the_runner_knows_of_workers_by_name_alone() -> None:
     """It asks engines what they know, and for rows again; it never holds one, nor a tensor."""
-    allowed = {"workers.engine", "workers.repeat"}
+    allowed = {"workers.engine", "workers.rerun"}
 
     for path in (ROOT / "runner").rglob("*.py"):
         used = {name for name in imports(path) if name.startswith("workers")}

@@ -15,7 +15,7 @@ from running import echo_job, run_here, write_prompts
 
 from jobs.drafts import PartWriter
 from jobs.errors import OutputError, RefusedError, SettingError
-from jobs.folder import check_parts, list_parts, read_json, sweep_drafts, write_json
+from jobs.folder import check_parts, has_job, list_parts, read_json, sweep_drafts, write_json
 from jobs.output import Start, check_output, clear_output
 from jobs.parts import part_schema, read_part
 from jobs.plan import Shard
@@ -73,6 +73,32 @@ def test_files_that_are_called_like_ours_are_not_taken_for_a_jobs(tmp_path: Path
         (tmp_path / name).touch()
 
     assert "_SUCCESS is not from a job" in refused(tmp_path, start="overwrite")
+
+
+def test_a_folder_whose_clearing_was_broken_off_is_begun_afresh(tmp_path: Path) -> None:
+    """_plan.json goes before _job.json, and both after all else."""
+    for name in ("part-00000.parquet", "_plan.json", "_job.json"):
+        (tmp_path / name).touch()
+    assert has_job(str(tmp_path))
+
+    (tmp_path / "part-00000.parquet").unlink()
+    (tmp_path / "_plan.json").unlink()
+
+    assert not has_job(str(tmp_path))
+    check_output(str(tmp_path), "resume")
+    clear_output(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_deleted_before_a_stranger_is_found(tmp_path: Path) -> None:
+    (tmp_path / "_records").mkdir()
+    for name in ("_SUCCESS", "_job.json", "_plan.json", "_records/notes.txt"):
+        (tmp_path / name).touch()
+
+    assert "_records/notes.txt is not from a job" in refused(tmp_path, start="overwrite")
+    with pytest.raises(RefusedError):
+        clear_output(str(tmp_path))
+    assert len(list(tmp_path.rglob("*"))) == 5
 
 
 def test_drafts_are_swept_and_parts_are_counted(tmp_path: Path) -> None:

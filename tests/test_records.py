@@ -510,13 +510,23 @@ def test_a_shard_without_failed_rows_is_not_changed_by_a_retry(tmp_path: Path) -
     assert report.counts.batches == first.counts.batches
 
 
-def test_a_retry_of_a_part_without_a_record_is_refused(tmp_path: Path) -> None:
-    plan = retry_job(tmp_path, "out", ["a", "<huge>"], rows_per_batch=1)
-    worker, shard, _ = begun(plan)
-    record_path(plan, 0).unlink()
+@pytest.mark.parametrize("damage", ["no record", "another byte"])
+def test_a_retry_of_a_part_that_is_not_what_was_written_does_all_of_it_again(
+    tmp_path: Path, damage: str
+) -> None:
+    """Else a damaged row would be copied, and have a new checksum that says it is sound."""
+    plan = retry_job(tmp_path, "out", ["a", "<huge>", "b"], rows_per_batch=1)
+    worker, shard, first = begun(plan)
+    content = part_path(plan, 0).read_bytes()
+    if damage == "no record":
+        record_path(plan, 0).unlink()
+    else:
+        part_path(plan, 0).write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
 
-    with pytest.raises(OutputError, match=r"part-00000\.parquet: has no record\. Run again"):
-        worker.retry_shard(shard)
+    report = worker.retry_shard(shard)
+
+    assert part_path(plan, 0).read_bytes() == content
+    assert (report.part, report.mended) == (first.part, ())
 
 
 def test_a_retry_that_is_broken_off_leaves_the_part_as_it_was(
@@ -613,7 +623,7 @@ def test_rows_beside_a_mended_one_are_repeated_in_the_batches_that_they_were_in(
     assert batches == [[0, 2], [3], [1]]
 
     batches.clear()
-    again = worker.answer_again(shard, {0, 1, 2, 3})
+    again, _ = worker.answer_again(shard, {0, 1, 2, 3})
 
     # How row 1 was answered is not known any more: it is left out.
     assert sorted(batches) == [[0, 2], [3]]

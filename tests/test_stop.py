@@ -86,7 +86,10 @@ def test_one_signal_stops_in_order(tmp_path: Path, number: int, code: int) -> No
     assert worker_pids(driver.pid)
 
     asked = time.monotonic()
-    os.killpg(driver.pid, number)  # As a terminal does: to the whole group.
+    if number == signal.SIGINT:
+        os.killpg(driver.pid, number)  # As a terminal does: to the whole group.
+    else:
+        driver.send_signal(number)
     _, words = driver.communicate(timeout=30)
 
     assert driver.returncode == code, words

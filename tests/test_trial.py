@@ -69,6 +69,37 @@ def test_a_row_that_hangs_is_told_from_one_that_crashes() -> None:
     assert "not answered in time" in error.message
 
 
+def test_where_it_takes_no_row_none_is_blamed() -> None:
+    """What fails before any row is run fails for the shard: its input cannot be read, say."""
+    trial = Trial(Shard(2, 0, 64))
+    trial.lost("raised", "OSError: gone")
+
+    with pytest.raises(WorkerError, match="shard 2 cannot be done, and no row of it is to blame"):
+        trial.lost("raised", "OSError: gone")
+
+    assert trial.lessons.errors == ()
+
+
+def test_a_search_for_one_cause_leaves_another_its_own() -> None:
+    trial = Trial(Shard(0, 0, 8))
+    trial.lost("died", "chance")
+    trial.lost("died", "chance")
+    while trial.rows_to_try is not None:
+        trial.passed()
+
+    play(trial, {5}, "raised")
+
+    assert [row_id for row_id, _ in trial.lessons.errors] == [5]
+
+
+def test_halving_begins_where_it_makes_a_difference() -> None:
+    trial = Trial(Shard(0, 0, 20))
+
+    trial.short_of_memory("no memory", 64)
+
+    assert trial.lessons.halvings == 2
+
+
 def test_chance_is_blamed_on_no_row_and_changes_nothing() -> None:
     trial = Trial(Shard(0, 0, 64))
     for _ in range(2):
@@ -112,6 +143,8 @@ def test_what_is_being_done_is_said_in_words() -> None:
     assert trial.where == "on shard 3"
     trial.lost("died", "")
     trial.lost("died", "")
+    assert trial.where == "on shard 3, trying no row alone"
+    trial.passed()
     assert trial.where == "on shard 3, trying rows 10 to 11 alone"
     trial.passed()
     assert trial.where == "on shard 3, trying row 12 alone"

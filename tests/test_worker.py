@@ -21,7 +21,9 @@ from running import (
 )
 from tiny_models import byte_tokenizer, save, table_model
 
+from jobs.completion import RowError
 from jobs.folder import list_parts
+from jobs.lessons import Lessons
 from jobs.model import ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import row_seed
@@ -470,3 +472,22 @@ def test_a_plan_reads_footers_and_no_row(tmp_path: Path) -> None:
 
     assert plan.num_rows == 54_584
     assert len(plan.shards) > 50
+
+
+def test_a_row_that_cannot_even_be_tokenized_can_be_found_and_left_out(tmp_path: Path) -> None:
+    """Trying the others does not touch it, and once it is known the shard is done without it."""
+    source = write_prompts(tmp_path / "in.parquet", ["a", "b", "<encode>", "d"])
+    plan = prepared(make_job(source, tmp_path / "out", ModelRef("faulty", engine="echo")))
+    [shard], worker = plan.shards, open_worker(plan)
+
+    with pytest.raises(RuntimeError, match="the tokenizer failed"):
+        worker.run_shard(shard)
+    worker.try_rows(shard, 0, 0)
+    worker.try_rows(shard, 0, 2)
+    with pytest.raises(RuntimeError, match="the tokenizer failed"):
+        worker.try_rows(shard, 2, 3)
+    error = RowError("generate", "engine_error", "It failed.")
+    report = worker.run_shard(shard, Lessons(((2, error),)))
+
+    assert report.counts.failed == {"engine_error": 1}
+    assert read_rows(tmp_path / "out")["finish_reason"].to_pylist().count("error") == 1

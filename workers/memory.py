@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from jobs.completion import RowError
 from jobs.errors import JobError, MemoryShortError
 from jobs.plan import Shard
 
@@ -25,6 +26,12 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def row_too_big() -> RowError:
+    """The error of a row that does not fit even alone."""
+    message = "A batch of this row alone does not fit into memory."
+    return RowError("generate", "out_of_memory", message, retryable=True)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from jobs.claim import check_owner
-from jobs.completion import Capture, Completion, RowError
+from jobs.completion import Capture, Completion
 from jobs.drafts import PartWriter
 from jobs.kinds import KINDS
 from jobs.lessons import Lessons
-from jobs.mend import OldPart, completed_rows
+from jobs.mend import OldPart, completed_rows, open_old_part
 from jobs.plan import Plan, Shard
 from jobs.prompt import Prompt, read_prompts
 from jobs.records import drop_record, read_record, write_record
@@ -20,7 +20,7 @@ from jobs.rows import RowReader, Rows
 from jobs.schema import output_schema
 from workers.complete import failed, refusals
 from workers.engine import load_engine
-from workers.memory import free_memory, is_out_of_memory, memory_explained
+from workers.memory import free_memory, is_out_of_memory, memory_explained, row_too_big
 from workers.packing import RowSize, pack_rows
 from workers.pipeline import PipelineLimits
 from workers.prepare import prepare_prompts
@@ -65,12 +65,9 @@ class Worker:
             return self._write(shard, lessons, None)
 
     def retry_shard(self, shard: Shard, lessons: Lessons = _NONE) -> ShardReport:
-        """Answers again the rows of a finished part whose error may pass. All others stay.
-
-        Raises what run_shard raises.
-        """
+        """Answers again the rows of a finished part whose error may pass. All others stay."""
         with memory_explained(shard):
-            return self._write(shard, lessons, OldPart(self._plan, shard))
+            return self._write(shard, lessons, open_old_part(self._plan, shard))
 
     def try_rows(
         self, shard: Shard, start: int, stop: int, lessons: Lessons = _NONE, *, retry: bool = False
@@ -80,18 +77,17 @@ class Worker:
         retry: only those of a finished part whose error may pass.
         """
         with memory_explained(shard):
-            old = OldPart(self._plan, shard) if retry else None
+            old = open_old_part(self._plan, shard) if retry else None
+            wanted = set(range(start - shard.start, stop - shard.start)) & _places(shard, old)
             clock = Clock()
-            _, prompts = self._read(shard, lessons, clock)
-            wanted = set(range(start - shard.start, stop - shard.start))
-            wanted &= _places(shard, old)
+            _, prompts = self._read(shard, lessons, wanted, clock)
             for _ in self._answer(prompts, wanted, lessons, clock):
                 pass
 
-    def answer_again(self, shard: Shard, row_ids: set[int]) -> dict[int, Completion]:
+    def answer_again(self, shard: Shard, row_ids: set[int]) -> tuple[dict[int, Completion], Rows]:
         """Answers rows of a finished shard in the batches that they were in; writes nothing.
 
-        Rows that were mended are left out: their batches were others.
+        Rows that were mended are left out: their batches were others. Also returns the input.
         """
         record = read_record(self._plan.job.output, shard)
         assert record is not None, f"shard {shard.index} has no record"
@@ -99,20 +95,20 @@ class Worker:
         everything = set(range(shard.num_rows))
         found: dict[int, Completion] = {}
         with memory_explained(shard):
-            _, prompts = self._read(shard, record.lessons, Clock())
+            rows, prompts = self._read(shard, record.lessons, everything, Clock())
             answered = refusals(prompts, everything)
             for places in [[], *self._pack(prompts, everything, record.lessons)]:
                 if row_ids & {prompts[place].row_id for place in places}:
                     self._generate(prompts, places, answered)
                 found |= {c.row_id: c for c in answered.values() if c.row_id in row_ids}
                 answered = {}
-        return found
+        return found, rows
 
     def _write(self, shard: Shard, lessons: Lessons, old: OldPart | None) -> ShardReport:
         started = time.perf_counter()
         plan, clock = self._plan, Clock()
         folder, places = plan.job.output, _places(shard, old)
-        rows, prompts = self._read(shard, lessons, clock)
+        rows, prompts = self._read(shard, lessons, places, clock)
         counts, done, retryable = Counts(halved=int(lessons.halvings > 0)), 0, 0
         with PartWriter(folder, shard, self._schema, plan.job.output_format) as writer:
             for stretch, batch_counts in self._answer(prompts, places, lessons, clock):
@@ -138,8 +134,14 @@ class Worker:
             write_record(folder, report)
         return report
 
-    def _read(self, shard: Shard, lessons: Lessons, clock: Clock) -> tuple[Rows, list[Prompt]]:
-        """The shard's rows and prompts; those that must not run have an error instead of ids."""
+    def _read(
+        self, shard: Shard, lessons: Lessons, wanted: set[int], clock: Clock
+    ) -> tuple[Rows, list[Prompt]]:
+        """The shard's rows, and its prompts: those that are wanted ready to be run.
+
+        Those that must not run have an error instead of ids. What is not wanted is not touched, so
+        that a row that cannot even be tokenized can be found.
+        """
         plan = self._plan
         if lessons.halvings:
             free_memory()
@@ -151,13 +153,15 @@ class Worker:
                 first_row_id=shard.start,
                 job_seed=plan.job.sampling.seed,
             )
+        for row_id, error in lessons.errors:
+            place = row_id - shard.start
+            prompts[place] = dataclasses.replace(prompts[place], text=None, error=error)
         with clock.stage("tokenize"):
-            prompts = prepare_prompts(plan, self._engine, prompts)
-        errors = dict(lessons.errors)
-        return rows, [
-            dataclasses.replace(prompt, error=errors.get(prompt.row_id, prompt.error))
-            for prompt in prompts
-        ]
+            places = sorted(wanted)
+            ready = prepare_prompts(plan, self._engine, [prompts[place] for place in places])
+        for place, prompt in zip(places, ready, strict=True):
+            prompts[place] = prompt
+        return rows, prompts
 
     def _answer(
         self, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons, clock: Clock
@@ -208,7 +212,7 @@ class Worker:
             if len(places) > 1 or not is_out_of_memory(error):
                 raise
             prompt = prompts[places[0]]
-            completions = [failed(prompt, _memory_error(), len(prompt.token_ids or ()))]
+            completions = [failed(prompt, row_too_big(), len(prompt.token_ids or ()))]
             num_steps = 0
         answered.update(zip(places, completions, strict=True))
         return Counts(batches=1, slot_steps=num_steps * len(places))
@@ -222,8 +226,3 @@ class Worker:
 def _places(shard: Shard, old: OldPart | None) -> set[int]:
     """Places of the shard's rows that are to be answered."""
     return set(range(shard.num_rows) if old is None else old.retried)
-
-
-def _memory_error() -> RowError:
-    message = "A batch of this row alone does not fit into memory."
-    return RowError("generate", "out_of_memory", message, retryable=True)

@@ -87,6 +87,8 @@ class EchoEngine:
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """The bytes of each text as UTF-8."""
+        if self._is_faulty:
+            faults.spoil_texts(texts)
         return [list(text.encode()) for text in texts]
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:

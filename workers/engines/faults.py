@@ -15,6 +15,12 @@ NAME = "faulty"
 _ROWS_THAT_FIT = 2
 
 
+def spoil_texts(texts: Sequence[str]) -> None:
+    """Raises, if one of the texts asks that it cannot be tokenized."""
+    if any("<encode>" in text for text in texts):
+        raise RuntimeError("the tokenizer failed")
+
+
 def play_faults(prompts: Sequence[Prompt]) -> None:
     """Ends the process, hangs, grows or raises, if a prompt of the batch asks for it."""
     texts = [bytes(token_id & 255 for token_id in prompt.token_ids or ()) for prompt in prompts]

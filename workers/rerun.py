@@ -8,7 +8,7 @@ from jobs.repeat import Repeat, compare_rows
 from workers.worker import Worker
 
 
-def repeat_rows(plan: Plan, row_ids: Sequence[int]) -> Iterator[Repeat]:
+def rerun_rows(plan: Plan, row_ids: Sequence[int]) -> Iterator[Repeat]:
     """Answers rows again, in this process, and compares each with its part. row_ids: ascending.
 
     Raises ModelError if the model cannot be loaded; InputError if the input cannot be read.
@@ -17,4 +17,5 @@ def repeat_rows(plan: Plan, row_ids: Sequence[int]) -> Iterator[Repeat]:
     worker.open()
     for index, ids in groupby(row_ids, key=lambda row_id: row_id // plan.rows_per_shard):
         shard = plan.shards[index]
-        yield from compare_rows(plan, shard, worker.answer_again(shard, set(ids)))
+        completions, rows = worker.answer_again(shard, set(ids))
+        yield from compare_rows(plan, shard, completions, rows)
