@@ -153,9 +153,10 @@ def show(output: str, row: int | None, limit: int) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(output: str, rerun_sample: int, as_json: bool) -> int:
-    """Proves that OUTPUT is whole: every row once, in order, as it was written.
+    """Proves that OUTPUT is whole and as it was written.
 
-    Exit code 1 if anything is wrong.
+    Every row once and in order, checksums, and columns that agree with each other. Exit code 1 if
+    anything is wrong.
     """
     from runner.verify import show_verdict, verify_output
 

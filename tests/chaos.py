@@ -98,10 +98,10 @@ def play_round(work: Work, number: int, seed: int) -> tuple[str, Outcome]:
             seen.append(wait_for_moment(dice, work, output, driver))
             disturbances -= 1
             kills += disturb(kind, driver, dice)
-        code = driver.wait(timeout=300)
+        _, said = driver.communicate(timeout=300)
+        code = driver.returncode
         if code == 0:
             break
-        said = driver.stderr.read() if driver.stderr else ""
         expected = {"worker": (), "driver": (-signal.SIGKILL,), "sigterm": _STOPPED}[kind]
         assert code in expected, f"round {number}, {kind}: exit code {code}\n{said}"
     outcome = judge(work, output, kills)
