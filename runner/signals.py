@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from jobs.errors import StoppedError
+from jobs.errors import JobError, StoppedError
 from jobs.stop import Stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,8 +43,13 @@ class Signals:
         before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
-        except _SignalError as error:
-            raise StoppedError("stopped.") from error
+        except JobError:
+            raise
+        except BaseException as error:
+            # Libraries that are broken off while they are imported raise what they like.
+            if self._num_signals:
+                raise StoppedError("stopped.") from error
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
