@@ -55,6 +55,7 @@ def _prepare_environment(*, is_local: bool) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_COLOR_PREFIX"] = "0"
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # It takes SIGTERM for a crash.
     if not is_local:
         return
     if "ray" in sys.modules:  # It has read its environment, and would not take a token any more.
