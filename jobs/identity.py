@@ -27,8 +27,6 @@ def settle_identity(plan: Plan, packages: Sequence[str]) -> dict[str, object]:
     Raises OSError if a file of the model cannot be read.
     """
     job, model, facts = plan.job, plan.job.model, plan.facts
-    sampling = dataclasses.asdict(plan.sampling)
-    sampling["stop_token_ids"] = sorted(plan.sampling.stop_token_ids)
     return {
         "engine": model.engine,
         # A model of files is what its files say, wherever they lie.
@@ -46,7 +44,7 @@ def settle_identity(plan: Plan, packages: Sequence[str]) -> dict[str, object]:
         "prompt_column": plan.prompt_column,
         "add_special_tokens": job.add_special_tokens,
         "truncation": job.truncation,
-        **sampling,
+        **plan.sampling.record(),
         "seed": job.sampling.seed,
         "logprobs": job.logprobs,
         "output_logits": job.output_logits,

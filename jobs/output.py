@@ -25,7 +25,7 @@ Start = Literal["new", "resume", "retry_failed", "overwrite"]
 
 
 def check_output(folder: str, start: Start, *, is_owned: bool = False) -> None:
-    """Looks at the output folder without touching it. is_owned: this run has claimed it already.
+    """Looks at what is in the output folder and leaves it. is_owned: this run has claimed it.
 
     Raises RefusedError if it holds what must not be touched, or another run has it; SettingError if
     it cannot be a folder; OutputError if it must not be written.

@@ -30,6 +30,7 @@ def this_process() -> Owner:
 
 
 def this_place() -> str:
+    """Where process numbers mean the same as here."""
     boot = _read("/proc/sys/kernel/random/boot_id")
     try:
         container = os.readlink("/proc/self/ns/pid")

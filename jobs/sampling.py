@@ -1,10 +1,10 @@
 """What sampling values may be, where unset ones come from, and the seed of each row."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from operator import index
-from typing import Literal, SupportsFloat, SupportsIndex
+from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 MASK_64 = 2**64 - 1
 
@@ -70,6 +70,16 @@ class RowSampling:
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+
+    def record(self) -> dict[str, Any]:
+        """The values by name, for JSON."""
+        return asdict(self) | {"stop_token_ids": sorted(self.stop_token_ids)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "RowSampling":
+        """The sampling that record() has written, whatever else is there. Raises KeyError."""
+        named = {f.name: record[f.name] for f in fields(cls)}
+        return cls(**named | {"stop_token_ids": frozenset(record["stop_token_ids"])})
 
     @property
     def is_greedy(self) -> bool:

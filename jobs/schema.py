@@ -56,7 +56,7 @@ def _own_fields(plan: Plan) -> tuple[list[pa.Field], list[pa.Field]]:
 
 
 def _description(plan: Plan) -> dict[str, object]:
-    job, sampling = plan.job, dataclasses.asdict(plan.sampling)
+    job = plan.job
     return {
         "engine": job.model.engine,
         "architecture": plan.facts.architecture,
@@ -64,7 +64,7 @@ def _description(plan: Plan) -> dict[str, object]:
         "max_length": plan.max_length,
         "dtype": plan.dtype,
         "threads_per_worker": job.model.threads,
-        "sampling": sampling | {"stop_token_ids": sorted(plan.sampling.stop_token_ids)},
+        "sampling": plan.sampling.record(),
         "seed": job.sampling.seed,
         "packing": dataclasses.asdict(job.packing) | {"rows_per_shard": plan.rows_per_shard},
     }

@@ -25,7 +25,7 @@ from jobs.job import Job, Packing
 from jobs.model import ModelRef
 from jobs.plan import Plan
 from jobs.report import Counts, ShardReport
-from jobs.sampling import Sampling
+from jobs.sampling import RowSampling, Sampling
 from jobs.schema import output_schema
 from workers.engine import load_engine
 
@@ -33,8 +33,8 @@ _PACKAGES = ("batchwright", "torch", "transformers", "tokenizers", "pyarrow", "n
 _NOT_OURS = (AssertionError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException)
 "What another version's values may raise."
 _READ_LATER = (
-    "output_format", "output_prefix", "kept_columns", "min_new_tokens", "frequency_penalty",
-    "presence_penalty", "repetition_penalty",
+    "output_format", "output_prefix", "kept_columns",
+    *(field.name for field in dataclasses.fields(RowSampling)),
 )  # fmt: skip
 "Of the identity, by those who look at an output."
 _MOST_DIFFERENCES = 8

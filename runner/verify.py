@@ -18,6 +18,7 @@ from jobs.plan import Shard
 from jobs.records import read_record
 from jobs.repeat import Repeat
 from jobs.report import Counts, Part, ShardReport
+from jobs.sampling import RowSampling
 from runner.manifest import Intent, describe_job, read_asked, read_intent
 from runner.plan import make_plan
 from runner.words import counted, finite
@@ -110,9 +111,8 @@ def _check_parts(
 
 def _first_plain_step(identity: Mapping[str, Any]) -> int | None:
     """From where on log-probabilities are of the raw logits: penalties and masks change them."""
-    neutral = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
-    is_plain = all(identity[name] == value for name, value in neutral.items())
-    return int(identity["min_new_tokens"]) if is_plain else None
+    sampling = RowSampling.from_record(identity)
+    return None if sampling.has_penalties else sampling.min_new_tokens
 
 
 def _check_account(folder: str, records: Sequence[ShardReport]) -> Iterator[str]:
