@@ -16,9 +16,10 @@ import pytest
 from running import echo_job, make_job, open_worker, prepared, read_rows, run_plan, write_prompts
 
 from jobs.checks import Expected, check_part
+from jobs.claim import claim_output
 from jobs.completion import RowError
-from jobs.errors import OutputError
-from jobs.folder import RECORDS
+from jobs.errors import OutputError, RefusedError
+from jobs.folder import RECORDS, list_parts
 from jobs.lessons import Lessons
 from jobs.model import ModelRef
 from jobs.parts import read_part
@@ -26,6 +27,7 @@ from jobs.plan import Plan, Shard
 from jobs.records import find_finished, read_record, write_record
 from jobs.report import Counts, Part, ShardReport
 from runner.manifest import read_intent
+from runner.run import _check_records
 from workers.worker import Worker
 
 FAULTY = ModelRef("faulty", engine="echo")
@@ -665,3 +667,35 @@ def test_a_mended_part_is_as_easy_to_read_as_any(
             assert pa.ipc.open_file(file).num_record_batches == 1
     else:
         assert pq.read_metadata(path).num_row_groups == 1
+
+
+def test_a_worker_whose_run_has_lost_the_folder_writes_nothing(tmp_path: Path) -> None:
+    """It was asleep, and another run has taken over meanwhile."""
+    source = write_prompts(tmp_path / "in.parquet", ["a", "b"])
+    plan = prepared(echo_job(source, tmp_path / "out"))
+    late = Worker(plan, run_id="the run that was thought dead")
+    late.open()
+
+    with claim_output(plan.job.output) as claim:
+        with pytest.raises(RefusedError, match="taken over by process"):
+            late.run_shard(plan.shards[0])
+        assert list_parts(plan.job.output) == []
+        assert read_record(plan.job.output, plan.shards[0]) is None
+
+        owner = Worker(plan, run_id=claim.run_id)
+        owner.open()
+        owner.run_shard(plan.shards[0])
+    assert len(list_parts(plan.job.output)) == 1
+
+
+def test_a_part_that_another_worker_has_written_over_is_noticed(tmp_path: Path) -> None:
+    """One that was thought lost, and has finished the shard in its own way after all."""
+    plan = finished(tmp_path)
+    reports = find_finished(plan)
+    _check_records(plan, reports)
+
+    lessons = Lessons(((1, RowError("generate", "worker_crash", "It died.")),))
+    open_worker(plan).run_shard(plan.shards[0], lessons)
+
+    with pytest.raises(OutputError, match=r"part-00000\.parquet is not what its worker reported"):
+        _check_records(plan, reports)

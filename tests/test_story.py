@@ -20,13 +20,22 @@ RUN_JOB = [
     "claim_output",
     "_find_finished",
     "connect",
+    "check",
     "settle_seats",
     "hire_workers",
+    "check",
     "_open_output",
     "run_shards",
     "_account",
 ]
-ACCOUNT = ["sweep_drafts", "check_parts", "write_manifest", "mark_success"]
+ACCOUNT = [
+    "check",
+    "sweep_drafts",
+    "check_parts",
+    "_check_records",
+    "write_manifest",
+    "mark_success",
+]
 
 
 def calls_in(path: str, function: str) -> list[str]:
