@@ -18,6 +18,12 @@ class Packing:
     "Most tokens of prompt and answer that a batch may come to hold; a row alone may hold more."
     rows_per_shard: int | None = None
     "Rows of one part. None: from the number of rows, a few batches each."
+    schedule: Literal["fixed", "refill"] = "refill"
+    """fixed: a batch ends with its longest row.
+
+    refill: a row that ends makes room for the shard's next. With logits or long lists of
+    alternatives it is fixed in any case: they are written batch by batch.
+    """
     logits_budget_bytes: int = 2**30
     "Most bytes of logits, as float32, and of long lists of alternatives that a worker holds."
 

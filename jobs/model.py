@@ -11,6 +11,7 @@ DEMO = "demo"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+KernelChoice = Literal["auto", "compiled", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class ModelRef:
     "auto: float32 on a CPU, the checkpoint's own on a GPU."
     device: Device = "auto"
     "auto: a GPU if there is one, else the CPU."
+    kernels: KernelChoice = "auto"
+    "What computes attention on a CPU. auto: compiled where there is a C compiler, else PyTorch."
     threads: int = 1
     "CPU threads a worker computes with: sums are grouped by thread, so the last bits depend on it."
     trust_remote_code: bool = False
@@ -34,7 +37,11 @@ class ModelRef:
     "Loads pickled weights, which can run any code they like while they are read."
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", get_args(Dtype)), ("device", get_args(Device))):
+        for name, choices in (
+            ("dtype", get_args(Dtype)),
+            ("device", get_args(Device)),
+            ("kernels", get_args(KernelChoice)),
+        ):
             if getattr(self, name) not in choices:
                 raise SettingError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}."

@@ -50,6 +50,8 @@ class Plan:
     rows_per_shard: int
     device: str
     dtype: str
+    kernels: str
+    "compiled or torch: what computes attention."
     notes: tuple[str, ...]
     "What nobody asked for and yet decides what comes out, in sentences."
 

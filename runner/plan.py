@@ -44,6 +44,7 @@ def make_plan(job: Job) -> Plan:
         raise SettingError(f"{error}.") from error
     _check_sampling(job, sampling, facts, max_length)
     num_rows = min(source.num_rows, job.limit) if job.limit is not None else source.num_rows
+    dtype = settle_dtype(job.model, facts, device)
     row_bytes = sampling.max_new_tokens * bulky_bytes_per_token(job, facts.vocab_size)
     plan = Plan(
         job=job,
@@ -58,7 +59,8 @@ def make_plan(job: Job) -> Plan:
         num_rows=num_rows,
         rows_per_shard=settle_rows_per_shard(job, num_rows, row_bytes),
         device=device,
-        dtype=settle_dtype(job.model, facts, device),
+        dtype=dtype,
+        kernels=engine.find_kernels(job.model.kernels, device, dtype),
         notes=_notes(job, facts, sampling, origins, kind),
     )
     output_schema(plan)

@@ -31,7 +31,7 @@ class Closed:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def claim(self, contexts: object, capture: object) -> SimpleNamespace:
+    def claim(self, contexts: object, capture: object, turns: object) -> SimpleNamespace:
         return SimpleNamespace(
             contexts=contexts, capture=capture, release=lambda row: None, execute=None
         )

@@ -45,7 +45,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = ModelRef(MODELS[name](tmp_path_factory.mktemp(name)), engine=name)
     engine_class = load_engine(name)
     facts = engine_class.read_facts(model)
-    engine = engine_class(model, facts, PipelineLimits(8, 128, 1024), device="cpu", dtype="float32")
+    engine = engine_class(
+        model, facts, PipelineLimits(8, 128, 1024), device="cpu", dtype="float32", kernels="torch"
+    )
     engine.open()
     return engine
 

@@ -16,6 +16,7 @@ from workers.pipeline import (
     RowContext,
     StepOutput,
 )
+from workers.turns import Turns
 
 
 def new_tokens(result: object, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -360,7 +361,7 @@ def test_a_claim_that_fails_half_way_holds_nothing(
     from workers.model.kv_cache import KVBlock
 
     def refuse(block: KVBlock, *_: object) -> None:
-        if len(block.rows) == 1:
+        if block.places == 1:
             raise MemoryError("no room for the second block")
 
     monkeypatch.setattr(KVBlock, "allocate", refuse)
@@ -442,7 +443,9 @@ class LatePipeline:
     limits = PipelineLimits(8, 64, 512)
     num_open_rows = 0
 
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> LateBatch:
+    def claim(
+        self, contexts: Sequence[RowContext], capture: Capture, turns: Turns | None = None
+    ) -> LateBatch:
         self.num_open_rows += len(contexts)
         return LateBatch(self, contexts)
 
@@ -470,7 +473,9 @@ class ShortBatch:
 class ShortPipeline(LatePipeline):
     overlap_active = False
 
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> ShortBatch:
+    def claim(
+        self, contexts: Sequence[RowContext], capture: Capture, turns: Turns | None = None
+    ) -> ShortBatch:
         return ShortBatch()
 
 

@@ -25,6 +25,7 @@ def test_grouping_does_not_depend_on_the_order_of_equal_rows() -> None:
 
 def test_a_block_has_room_for_its_longest_row_and_no_more() -> None:
     cache = KVCache(lengths(10, 300), SHAPES, CPU)
+    cache.admit([0, 1])
 
     assert [block.keys[0].shape for block in cache.blocks] == [(1, 2, 310, 4), (1, 2, 20, 4)]
     assert [block.values[0].shape for block in cache.blocks] == [(1, 2, 310, 3), (1, 2, 20, 3)]
@@ -32,20 +33,23 @@ def test_a_block_has_room_for_its_longest_row_and_no_more() -> None:
 
 def test_the_last_row_takes_the_place_of_one_that_ends() -> None:
     cache = KVCache(lengths(5, 4, 3), SHAPES, CPU)
+    cache.admit([0, 1, 2])
     [block] = cache.blocks
+    block.written[:] = 5, 4, 3
     for place in range(3):
         block.keys[0][place] = place + 1
 
     cache.release(0)
 
     assert cache.rows == [2, 1]
-    assert block.lengths == [3, 4]
+    assert block.written.tolist() == [3, 4]
     assert block.keys[0][0, 0, :6, 0].tolist() == [3, 3, 3, 0, 0, 1]
     assert block.keys[0][1, 0, :4, 0].tolist() == [2, 2, 2, 2]
 
 
 def test_a_block_without_rows_is_gone() -> None:
     cache = KVCache(lengths(300, 5), SHAPES, CPU)
+    cache.admit([0, 1])
 
     cache.release(1)
     assert cache.rows == [0]

@@ -9,9 +9,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from jobs.errors import ModelError
 from jobs.sampling import RowSampling
+from workers.model import ragged
 from workers.model.attention import RAGGED
+from workers.model.kernels import Kernels, load_kernels
 from workers.model.proof import prove_ragged
 from workers.model.ragged import RaggedForward
+from workers.model.steps import Step
 from workers.pipeline import RowContext
 
 SIZES = {
@@ -79,16 +82,23 @@ def alone(model: PreTrainedModel, rows: list[list[int]]) -> list[torch.Tensor]:
 
 
 def step_through(
-    model: PreTrainedModel, rows: list[list[int]], *, num_steps: int, released: dict[int, int]
+    model: PreTrainedModel,
+    rows: list[list[int]],
+    *,
+    num_steps: int,
+    released: dict[int, int],
+    kernels: Kernels | None = None,
 ) -> list[tuple[int, int, torch.Tensor]]:
-    """Feeds the rows' last tokens one at a time. Yields (row, place, logits [V])."""
+    """Feeds the rows' last tokens one at a time. Returns (row, place, logits [V])."""
     contexts = [
         RowContext(tuple(row[: len(row) - num_steps]), RowSampling(num_steps + 1), 0)
         for row in rows
     ]
     seen = []
     with torch.inference_mode():
-        forward = RaggedForward(model, contexts, prove_ragged(model), max_length=128)
+        shapes = prove_ragged(model, kernels)
+        forward = RaggedForward(model, contexts, shapes, max_length=128, kernels=kernels)
+        forward.admit(range(len(contexts)))
         for step in range(num_steps + 1):
             live, logits = forward.next_logits()
             places = [len(rows[row]) - num_steps - 1 + step for row in live]
@@ -102,20 +112,91 @@ def step_through(
     return seen
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", RUN)
-def test_rows_of_a_batch_equal_rows_alone(name: str) -> None:
+def test_rows_of_a_batch_equal_rows_alone(name: str, is_compiled: bool) -> None:
     """Prefill and decode, rows of four lengths, windows shorter than the rows, rows that end."""
     model = random_model(make_config(name, RUN[name]))
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 63, (k,), generator=generator).tolist() for k in (23, 9, 40, 5, 24)]
     expected = alone(model, rows)
 
-    seen = step_through(model, rows, num_steps=4, released={0: 1, 3: 2})
+    kernels = load_kernels() if is_compiled else None
+    seen = step_through(model, rows, num_steps=4, released={0: 1, 3: 2}, kernels=kernels)
 
     assert sorted(row for row, _, _ in seen) == [0] * 2 + [1] * 5 + [2] * 5 + [3] * 3 + [4] * 5
     for row, place, logits in seen:
         # 1e-4: float32 sums over 32 channels; logits spread by 1 to 2.
         torch.testing.assert_close(logits, expected[row][place], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tokens_per_pass", [10, 1000])
+@pytest.mark.parametrize("name", RUN)
+def test_what_prompts_share_is_run_once_and_nothing_changes(
+    name: str, tokens_per_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that begin alike, longer than a window, in passes that cut both parts of them."""
+    monkeypatch.setattr(ragged, "_TOKENS_PER_PASS", {"cpu": tokens_per_pass})
+    model = random_model(make_config(name, RUN[name]))
+    generator = torch.Generator().manual_seed(2)
+    shared = torch.randint(2, 63, (21,), generator=generator).tolist()
+    rows = [
+        shared + torch.randint(2, 63, (k,), generator=generator).tolist() for k in (4, 17, 5, 30)
+    ]
+    expected = alone(model, rows)
+    run = RaggedForward._run
+    passes = []
+
+    def counted(forward: RaggedForward, steps: list[Step]) -> torch.Tensor:
+        passes.append(sum(step.num_tokens for step in steps))
+        return run(forward, steps)
+
+    shapes = prove_ragged(model)
+    monkeypatch.setattr("test_ragged.prove_ragged", lambda *_: shapes)
+    monkeypatch.setattr(RaggedForward, "_run", counted)
+    seen = step_through(model, rows, num_steps=3, released={})
+
+    assert sum(passes) == len(shared) + sum(len(row) - len(shared) for row in rows)
+    assert len(seen) == 16
+    for row, place, logits in seen:
+        # 1e-4: float32 sums over 32 channels; logits spread by 1 to 2.
+        torch.testing.assert_close(logits, expected[row][place], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_row_that_comes_later_takes_the_place_of_one_that_has_ended(is_compiled: bool) -> None:
+    """Three rows in two places; the last is longer than what stood in its place before."""
+    model = random_model(make_config("Llama", SIZES))
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(2, 63, (k,), generator=generator).tolist() for k in (9, 6, 12)]
+    expected = alone(model, rows)
+    contexts = [RowContext(tuple(row[:-3]), RowSampling(4), 0) for row in rows]
+    kernels = load_kernels() if is_compiled else None
+    shapes = prove_ragged(model, kernels)
+
+    num_fed = [0, 0, 0]
+    with torch.inference_mode():
+        forward = RaggedForward(
+            model, contexts, shapes, max_length=128, max_live=2, kernels=kernels
+        )
+        forward.admit([0, 1])
+        for step in range(5):
+            live, logits = forward.next_logits()
+            assert sorted(live.tolist()) == ([0, 1] if step < 2 else [1, 2] if step < 4 else [2])
+            for row, found in zip(live.tolist(), logits, strict=True):
+                place = len(rows[row]) - 4 + num_fed[row]
+                torch.testing.assert_close(found, expected[row][place], atol=1e-4, rtol=0)
+            feed = [rows[row][len(rows[row]) - 3 + min(num_fed[row], 2)] for row in live]
+            forward.append(live, np.array(feed))
+            for row in live:
+                num_fed[row] += 1
+            if step == 1:
+                forward.release(0)
+                forward.admit([2])
+            if step == 3:
+                forward.release(1)
+
+    assert num_fed == [2, 4, 3]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -171,6 +252,7 @@ def test_what_a_row_of_nan_leaves_behind_reaches_no_other_row() -> None:
 
     with torch.inference_mode():
         forward = RaggedForward(model, contexts, prove_ragged(model), max_length=128)
+        forward.admit(range(len(contexts)))
         live, logits = forward.next_logits()
         assert [bool(row.isnan().any()) for row in logits] == [False, True, False]
         forward.append(live, np.array([5, 5, 5]))

@@ -57,6 +57,27 @@ def test_every_row_comes_back_once_in_order(tmp_path: Path) -> None:
     assert len(list_parts(str(tmp_path / "out"))) == 6
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_batch_tokens": 200}])
+def test_a_schedule_changes_when_rows_run_and_not_what_they_answer(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    """The echo engine's answers end where they like. Places of the batch stand empty less."""
+    prompts = [f"{'x' * (i % 17)} {i}" for i in range(120)]
+    source = write_prompts(tmp_path / "in.parquet", prompts)
+    tables, idle = {}, {}
+    for schedule in ("fixed", "refill"):
+        job = echo_job(
+            source, tmp_path / schedule, schedule=schedule, rows_per_batch=8, rows_per_shard=60,
+            max_new_tokens=64, logprobs=2, **limits,
+        )  # fmt: skip
+        tables[schedule], counts = run_here(job)
+        idle[schedule] = counts.idle_share
+
+    assert tables["fixed"].equals(tables["refill"])
+    assert len({len(ids) for ids in tables["fixed"]["token_ids"].to_pylist()}) > 10
+    assert idle["refill"] < idle["fixed"]
+
+
 def test_bad_rows_are_errors_and_their_neighbours_are_untouched(tmp_path: Path) -> None:
     """Cases G28, I01: an empty prompt once ended an engine and all other requests."""
     prompts = ["abc", "", "def", None, "x" * 9000, "ghi"]

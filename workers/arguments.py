@@ -26,6 +26,7 @@ from jobs.sampling import (
     resolve_sampling,
 )
 from workers.pipeline import BatchPipeline, RowContext
+from workers.turns import Turns
 
 Rows = Iterable[Iterable[SupportsIndex]]
 
@@ -54,9 +55,15 @@ def read_contexts(
     ]
 
 
-def check_contexts(pipeline: BatchPipeline, contexts: Sequence[RowContext], caller: str) -> None:
+def check_contexts(
+    pipeline: BatchPipeline,
+    contexts: Sequence[RowContext],
+    caller: str,
+    turns: Turns | None = None,
+) -> None:
     """Checks 2, 3 and 6 to 11: whether the pipeline can run these rows.
 
+    turns: how many of them are live at a time. None: all.
     Raises ValueError, or RuntimeError if another batch stands in the way.
     """
     try:
@@ -67,7 +74,7 @@ def check_contexts(pipeline: BatchPipeline, contexts: Sequence[RowContext], call
             check_min_against_max(context.sampling)
         for row, context in enumerate(contexts):
             _check_row(pipeline, row, context)
-        _check_batch(pipeline, contexts)
+        _check_batch(pipeline, contexts, turns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"{caller}: {error}") from error
 
@@ -187,15 +194,18 @@ def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _check_batch(pipeline: BatchPipeline, contexts: Sequence[RowContext]) -> None:
+def _check_batch(
+    pipeline: BatchPipeline, contexts: Sequence[RowContext], turns: Turns | None
+) -> None:
     limits = pipeline.limits
-    if len(contexts) > limits.max_batch_size:
+    num_live = len(contexts) if turns is None else min(turns.max_live, len(contexts))
+    if num_live > limits.max_batch_size:
         raise ValueError(
-            f"{len(contexts)} rows are more than the {limits.max_batch_size} the pipeline was "
+            f"{num_live} rows are more than the {limits.max_batch_size} the pipeline was "
             "opened for. Give fewer, or open with a larger max_batch_size"
         )
     num_tokens = sum(len(context.token_ids) for context in contexts)
-    if num_tokens > limits.max_prefill_tokens:
+    if turns is None and num_tokens > limits.max_prefill_tokens:
         raise ValueError(
             f"the prompts have {num_tokens} tokens together, more than the "
             f"{limits.max_prefill_tokens} the pipeline was opened for. Give fewer rows, or open "

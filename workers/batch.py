@@ -9,12 +9,17 @@ import torch
 
 from jobs.completion import Capture
 from jobs.model import ModelFacts
+from workers.model.kernels import Kernels
 from workers.model.sampling import Sampler
 from workers.pipeline import PipelineLimits, RowContext, RowSlots, StepOutput
+from workers.turns import Queue, Turns
 
 
 class Forward(Protocol):
     """A model at work on the rows of one batch."""
+
+    def admit(self, rows: Sequence[int]) -> None:
+        """Takes in rows: the next step runs their prompts."""
 
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """Runs the live rows one step further: which they are [n], and their logits [n, V]."""
@@ -42,9 +47,13 @@ class SampledPipeline:
         limits: PipelineLimits,
         *,
         device: torch.device,
-        make_forward: Callable[[Sequence[RowContext]], Forward],
+        make_forward: Callable[[Sequence[RowContext], int | None], Forward],
+        kernels: Kernels | None = None,
     ) -> None:
-        """make_forward: claims what a model needs for the rows of a batch, or raises."""
+        """make_forward: claims what a model needs for the rows of a batch, or raises.
+
+        Its second argument is how many rows are live at a time, or None where all of them are.
+        """
         self.limits = limits
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = frozenset(facts.eos_token_ids)
@@ -52,15 +61,24 @@ class SampledPipeline:
         self._slots = RowSlots(limits.max_batch_size)
         self._device = device
         self._make_forward = make_forward
+        self._kernels = kernels
 
     @property
     def num_open_rows(self) -> int:
         """Rows of open batches."""
         return self._slots.num_open
 
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> "SampledBatch":
-        """Claims a place and the model's memory for every row, or raises and holds nothing."""
-        self._slots.claim(len(contexts))
+    def claim(
+        self, contexts: Sequence[RowContext], capture: Capture, turns: Turns | None = None
+    ) -> "SampledBatch":
+        """Claims a place and the model's memory for every live row, or raises and holds nothing."""
+        sizes = [
+            min(self.limits.max_length, len(c.token_ids) + c.sampling.max_new_tokens)
+            for c in contexts
+        ]
+        queue = Queue(sizes, turns or Turns(len(contexts), sum(sizes)))
+        num_open = queue.num_open
+        self._slots.claim(num_open)
         try:
             sampler = Sampler(
                 contexts,
@@ -68,30 +86,37 @@ class SampledPipeline:
                 vocab_size=self.vocab_size,
                 eos_token_ids=self.eos_token_ids,
                 device=self._device,
+                kernels=self._kernels,
             )
-            return SampledBatch(self._make_forward(contexts), sampler, self._slots)
+            forward = self._make_forward(contexts, None if turns is None else num_open)
+            return SampledBatch(forward, sampler, queue, self._slots)
         except BaseException:
-            self._slots.release(len(contexts))
+            self._slots.release(num_open)
             raise
 
 
 class SampledBatch:
     """One forward pass and one draw a step."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, slots: RowSlots) -> None:
+    def __init__(self, forward: Forward, sampler: Sampler, queue: Queue, slots: RowSlots) -> None:
         self._forward = forward
         self._sampler = sampler
+        self._queue = queue
         self._slots = slots
 
     def execute(self) -> StepOutput:
         """Runs one step over the live rows."""
         with torch.inference_mode():
+            if arriving := self._queue.arrivals():
+                self._forward.admit(arriving)
             rows, logits = self._forward.next_logits()
             output = self._sampler.draw(logits, rows)
             self._forward.append(rows, output.token_ids)
         return output
 
     def release(self, row: int) -> None:
-        """Frees what a row held; another batch may have its place."""
-        self._forward.release(row)
-        self._slots.release()
+        """Frees what a row held; another may have its place."""
+        num_open = self._queue.num_open
+        if self._queue.leave(row):
+            self._forward.release(row)
+        self._slots.release(num_open - self._queue.num_open)

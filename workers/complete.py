@@ -7,6 +7,7 @@ from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
 from workers.generate import GenerateIterator
 from workers.pipeline import BatchPipeline, RowContext
+from workers.turns import Turns
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str | None]]
 
@@ -17,21 +18,29 @@ def complete_batch(
     sampling: RowSampling,
     capture: Capture,
     decode: Decode,
+    turns: Turns | None = None,
 ) -> tuple[list[Completion], int]:
-    """Runs prompts as one batch. Returns a completion each, in order, and the number of steps."""
+    """Runs prompts as one batch. Returns a completion each, in order, and places times steps.
+
+    Places are the rows that were live when others last came in: those that end leave theirs empty.
+
+    turns: how many rows are live at a time. None: all.
+    """
     contexts = []
     for prompt in prompts:
         assert prompt.token_ids is not None, f"row {prompt.row_id} has no token ids"
         contexts.append(RowContext(prompt.token_ids, sampling, prompt.seed))
-    num_steps = 0
-    with GenerateIterator.from_contexts(pipeline, contexts, capture=capture) as batch:
-        for _ in batch:
-            num_steps += 1
+    slot_steps = num_places = num_live = 0
+    with GenerateIterator.from_contexts(pipeline, contexts, capture=capture, turns=turns) as batch:
+        while not batch.done:
+            num_before, num_live = num_live, len(batch.advance()[0])
+            num_places = num_live if num_live > num_before else num_places
+            slot_steps += num_places
         texts = decode([batch.record.token_ids(row).tolist() for row in range(len(prompts))])
         completions = [
             _complete(batch, row, prompt, texts[row]) for row, prompt in enumerate(prompts)
         ]
-    return completions, num_steps
+    return completions, slot_steps
 
 
 def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | None) -> Completion:

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from jobs.completion import Capture, Completion
 from jobs.errors import ModelError, SettingError
-from jobs.model import Device, Dtype, ModelFacts, ModelRef, settle_dtype
+from jobs.model import Device, Dtype, KernelChoice, ModelFacts, ModelRef, settle_dtype
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
 from workers.pipeline import BatchPipeline, PipelineLimits
+from workers.turns import Turns
 
 ENGINES = {
     "torch": "workers.engines.torch:TorchEngine",
@@ -45,6 +46,7 @@ class Engine(Protocol):
         *,
         device: str,
         dtype: str,
+        kernels: str,
     ) -> None: ...
 
     @staticmethod
@@ -54,6 +56,13 @@ class Engine(Protocol):
     @staticmethod
     def find_device(device: Device) -> str:
         """Where the model would run on this machine: cpu or cuda."""
+
+    @staticmethod
+    def find_kernels(kernels: KernelChoice, device: str, dtype: str) -> str:
+        """What would compute attention on this machine: compiled or torch.
+
+        Raises ModelError if what is asked for cannot be had.
+        """
 
     @staticmethod
     def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
@@ -69,9 +78,16 @@ class Engine(Protocol):
         """Text of each list of ids, special tokens left out; None if there is no tokenizer."""
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+        self,
+        prompts: Sequence[Prompt],
+        sampling: RowSampling,
+        capture: Capture,
+        turns: Turns | None = None,
     ) -> tuple[list[Completion], int]:
-        """Answers a batch, in order. Also returns how many steps it took."""
+        """Answers a batch, in order. Also returns its places times the steps it took.
+
+        turns: how many rows are live at a time. None: all.
+        """
 
 
 def load_engine(name: str) -> type[Engine]:
@@ -93,6 +109,7 @@ def open_pipeline(
     revision: str | None = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    kernels: KernelChoice = "auto",
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> BatchPipeline:
@@ -110,6 +127,7 @@ def open_pipeline(
         revision=revision,
         dtype=dtype,
         device=device,
+        kernels=kernels,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
@@ -120,8 +138,14 @@ def open_pipeline(
         max_prefill_tokens = max_batch_size * length
     limits = PipelineLimits(max_batch_size, length, max_prefill_tokens)
     place = engine_class.find_device(device)
+    number_type = settle_dtype(reference, facts, place)
     opened = engine_class(
-        reference, facts, limits, device=place, dtype=settle_dtype(reference, facts, place)
+        reference,
+        facts,
+        limits,
+        device=place,
+        dtype=number_type,
+        kernels=engine_class.find_kernels(kernels, place, number_type),
     )
     return opened.open()
 

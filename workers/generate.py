@@ -21,9 +21,11 @@ import numpy.typing as npt
 from jobs.completion import Capture, FinishReason
 from jobs.sampling import Sampling
 from workers.arguments import Rows, check_capture, check_contexts, read_capture, read_contexts
+from workers.endings import Endings
 from workers.engine import open_pipeline
-from workers.pipeline import BatchPipeline, ClaimedBatch, RowContext, StepOutput
+from workers.pipeline import BatchPipeline, ClaimedBatch, RowContext
 from workers.record import BatchRecord
+from workers.turns import Turns
 
 __all__ = [
     "BatchPipeline",
@@ -126,8 +128,8 @@ def generate(
         output_logprobs=output_logprobs,
         caller=caller,
     ) as batch:
-        for _ in batch:
-            pass
+        while not batch.done:
+            batch.advance()
         return batch.result()
 
 
@@ -187,12 +189,17 @@ class GenerateIterator:
         contexts: Sequence[RowContext],
         *,
         capture: Capture | None = None,
+        turns: Turns | None = None,
         caller: str = "GenerateIterator.from_contexts()",
     ) -> Self:
-        """Opens a batch of rows that each carry their own sampling, seed and stop ids."""
+        """Opens a batch of rows that each carry their own sampling, seed and stop ids.
+
+        turns: so many rows are live at a time, and one that ends makes room for the next. None: all
+        are live from the first step.
+        """
         batch = cls.__new__(cls)
-        check_contexts(pipeline, contexts, caller)
-        batch._open(pipeline, contexts, capture or Capture(), caller)
+        check_contexts(pipeline, contexts, caller, turns)
+        batch._open(pipeline, contexts, capture or Capture(), caller, turns)
         return batch
 
     def _open(
@@ -201,19 +208,23 @@ class GenerateIterator:
         contexts: Sequence[RowContext],
         capture: Capture,
         caller: str,
+        turns: Turns | None = None,
     ) -> None:
         check_capture(pipeline, capture, caller)
         self._contexts = contexts
         self._eos_token_ids = pipeline.eos_token_ids
         self._synchronous = not pipeline.overlap_active
-        self._limits = [
+        limits = [
             min(pipeline.limits.max_length - len(c.token_ids), c.sampling.max_new_tokens)
             for c in contexts
         ]
-        self._record = BatchRecord(capture, self._limits, pipeline.vocab_size)
+        self._endings = Endings([c.sampling for c in contexts], limits, pipeline.eos_token_ids)
+        self._record = BatchRecord(capture, limits, pipeline.vocab_size)
         self._finish_reasons: list[FinishReason | None] = [None] * len(contexts)
-        self._live = set(range(len(contexts)))
-        self._claim: ClaimedBatch | None = pipeline.claim(contexts, capture) if contexts else None
+        self._is_live = np.ones(len(contexts), np.bool_)
+        self._claim: ClaimedBatch | None = None
+        if contexts:
+            self._claim = pipeline.claim(contexts, capture, turns)
 
     def __enter__(self) -> Self:
         return self
@@ -237,7 +248,7 @@ class GenerateIterator:
     @property
     def done(self) -> bool:
         """True if no row is live."""
-        return not self._live
+        return not self._is_live.any()
 
     @property
     def synchronous(self) -> bool:
@@ -290,11 +301,29 @@ class GenerateIterator:
 
         Rows that end with it are released before it returns. Raises RuntimeError if no row is live.
         """
-        if self._claim is None or not self._live:
+        rows, token_ids = self.advance()
+        return {row: [token] for row, token in zip(rows.tolist(), token_ids.tolist(), strict=True)}
+
+    def advance(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The same as arrays: the rows that have a new token, and these tokens."""
+        if self._claim is None or self.done:
             raise RuntimeError("GenerateIterator has no live rows to step.")
         output = self._claim.execute()
         self._record.check(output)
-        return {row: [token_id] for row, token_id in self._take(output)}
+        # An overlapping pipeline is one step ahead: it may bring tokens of rows that have ended.
+        live = np.flatnonzero(self._is_live[output.rows])
+        kept = live[~output.has_nan[live]]
+        self._record.append(output, kept)
+        rows, token_ids = output.rows[kept], output.token_ids[kept]
+        stops = self._endings.stops(rows, token_ids)
+        for row in rows[stops].tolist():
+            self._finish(row, "stop")
+        is_full = self._endings.is_full(rows, self._record.lengths(rows))
+        for row in rows[is_full & ~stops].tolist():
+            self._finish(row, "length")
+        for row in output.rows[live[output.has_nan[live]]].tolist():
+            self._finish(row, "error")
+        return rows, token_ids
 
     def remove(self, row: int) -> None:
         """Ends a live row where it is. A row that has ended is left alone.
@@ -303,12 +332,12 @@ class GenerateIterator:
         """
         if not 0 <= row < len(self._contexts):
             raise IndexError(f"Row {row} is out of range for {len(self._contexts)} rows.")
-        if row in self._live:
+        if self._is_live[row]:
             self._finish(row, "abort")
 
     def close(self) -> None:
         """Releases everything, and lets go of the pipeline. May be called twice."""
-        for row in sorted(self._live):
+        for row in np.flatnonzero(self._is_live).tolist():
             self._finish(row, "abort")
         self._claim = None
 
@@ -322,29 +351,8 @@ class GenerateIterator:
             finish_reasons=[reason or "abort" for reason in self._finish_reasons],
         )
 
-    def _take(self, output: StepOutput) -> list[tuple[int, int]]:
-        """Records the tokens of live rows, and ends the rows that they end."""
-        steps = list(zip(output.rows.tolist(), output.token_ids.tolist(), strict=True))
-        # An overlapping pipeline is one step ahead: it may bring tokens of rows that have ended.
-        live = [place for place, (row, _) in enumerate(steps) if row in self._live]
-        kept = [place for place in live if not output.has_nan[place]]
-        self._record.append(output, kept)
-        for place in kept:
-            self._finish_if_over(*steps[place])
-        for place in set(live) - set(kept):
-            self._finish(steps[place][0], "error")
-        return [steps[place] for place in kept]
-
-    def _finish_if_over(self, row: int, token_id: int) -> None:
-        sampling = self._contexts[row].sampling
-        ends = token_id in self._eos_token_ids or token_id in sampling.stop_token_ids
-        if ends and not sampling.ignore_eos:
-            self._finish(row, "stop")
-        elif self._record.num_tokens(row) >= self._limits[row]:
-            self._finish(row, "length")
-
     def _finish(self, row: int, reason: FinishReason) -> None:
-        self._live.discard(row)
+        self._is_live[row] = False
         self._finish_reasons[row] = reason
         if self._claim is not None:
             self._claim.release(row)

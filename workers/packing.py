@@ -1,14 +1,19 @@
 """Rows of a shard into fixed batches: a pure function of the rows' lengths and the job.
 
-without logits   longest first, so that rows of a batch end together; put in order at the end
-with logits      in input order, so that each batch can be written when it ends, and no worker
-                 holds the logits of two
+fixed    longest first, so that rows of a batch end together; put in order at the end
+refill   longest first too, and all in one batch, in which rows take turns
+logits   in input order, so that each batch can be written when it ends, and no worker holds the
+         logits of two
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobs.job import Packing
+from jobs.lessons import Lessons
+from jobs.plan import Plan
+from jobs.prompt import Prompt
+from workers.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,29 @@ class RowSize:
         return self.num_prompt_tokens + self.max_new_tokens
 
 
+def pack_shard(
+    plan: Plan, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons
+) -> list[list[int]]:
+    """Batches of the places in prompts that are wanted and can be run."""
+    runnable = [place for place in sorted(wanted) if prompts[place].error is None]
+    lengths = [len(prompts[place].token_ids or ()) for place in runnable]
+    most = plan.sampling.max_new_tokens
+    batches = pack_rows(
+        [RowSize(length, min(most, plan.max_length - length)) for length in lengths],
+        plan.job.packing.halved(lessons.halvings),
+        bulky_bytes_per_token=plan.bulky_bytes_per_token,
+    )
+    return [[runnable[number] for number in batch] for batch in batches]
+
+
+def find_turns(plan: Plan, lessons: Lessons) -> Turns | None:
+    """How rows of a shard take turns in one batch; None where they are cut into batches."""
+    packing = plan.job.packing.halved(lessons.halvings)
+    if not _takes_turns(packing, plan.bulky_bytes_per_token):
+        return None
+    return Turns(packing.rows_per_batch, packing.max_batch_tokens)
+
+
 def pack_rows(
     sizes: Sequence[RowSize], packing: Packing, *, bulky_bytes_per_token: int = 0
 ) -> list[list[int]]:
@@ -36,6 +64,8 @@ def pack_rows(
     order: Iterable[int] = range(len(sizes))
     if not bulky_bytes_per_token:
         order = sorted(order, key=lambda place: (-sizes[place].num_tokens, place))
+    if _takes_turns(packing, bulky_bytes_per_token):
+        return [list(order)] if sizes else []
     batches: list[list[int]] = []
     num_tokens = bulky_bytes = 0
     for place in order:
@@ -54,3 +84,8 @@ def pack_rows(
         num_tokens += size.num_tokens
         bulky_bytes += new_bytes
     return batches
+
+
+def _takes_turns(packing: Packing, bulky_bytes_per_token: int) -> bool:
+    # A row at a time is a batch by itself: it may turn out to be more than the memory holds.
+    return packing.schedule == "refill" and not bulky_bytes_per_token and packing.rows_per_batch > 1

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jobs.completion import Capture
 from jobs.errors import SettingError
 from jobs.sampling import RowSampling, SamplingDefaults
+from workers.turns import Turns
 
 
 class CacheFullError(RuntimeError):
@@ -125,9 +126,12 @@ class BatchPipeline(Protocol):
     def num_open_rows(self) -> int:
         """Rows that are claimed and not yet released, over all open batches."""
 
-    def claim(self, contexts: Sequence[RowContext], capture: Capture) -> ClaimedBatch:
+    def claim(
+        self, contexts: Sequence[RowContext], capture: Capture, turns: Turns | None = None
+    ) -> ClaimedBatch:
         """Claims cache for every row, or for none.
 
+        turns: how many rows are live at a time. None: all.
         Raises CacheFullError if open batches leave no room, MemoryError if there is not enough.
         """
 

@@ -74,7 +74,11 @@ class BatchRecord:
                     f"the pipeline returned {count} {name} for {len(output.rows)} rows"
                 )
 
-    def append(self, output: StepOutput, places: Sequence[int]) -> None:
+    def lengths(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """[n], new tokens of rows so far."""
+        return self._num_tokens[rows]
+
+    def append(self, output: StepOutput, places: npt.NDArray[np.int64]) -> None:
         """Keeps what a step brought for the rows that stand at these places in its arrays."""
         rows = output.rows[places]
         steps = self._num_tokens[rows]
@@ -107,10 +111,10 @@ class _Chunks(Generic[Number]):
         rows: npt.NDArray[np.int64],
         steps: npt.NDArray[np.int64],
         values: npt.NDArray[np.generic],
-        places: Sequence[int],
+        places: npt.NDArray[np.int64],
     ) -> None:
         """Writes values[place] as the line of the row's matrix that has the step's number."""
-        for row, step, place in zip(rows.tolist(), steps.tolist(), places, strict=True):
+        for row, step, place in zip(rows.tolist(), steps.tolist(), places.tolist(), strict=True):
             chunks = self._chunks[row]
             if not chunks or step == self._starts[row] + len(chunks[-1]):
                 room = min(_CHUNK_TOKENS, self._limits[row] - step)

@@ -21,7 +21,7 @@ from jobs.schema import output_schema
 from workers.complete import failed, refusals
 from workers.engine import load_engine
 from workers.memory import free_memory, is_out_of_memory, memory_explained, row_too_big
-from workers.packing import RowSize, pack_rows
+from workers.packing import find_turns, pack_shard
 from workers.pipeline import PipelineLimits
 from workers.prepare import prepare_prompts
 from workers.tally import Clock, count_completions
@@ -51,7 +51,12 @@ class Worker:
         )
         engine_class = load_engine(plan.job.model.engine)
         self._engine = engine_class(
-            plan.job.model, plan.facts, limits, device=plan.device, dtype=plan.dtype
+            plan.job.model,
+            plan.facts,
+            limits,
+            device=plan.device,
+            dtype=plan.dtype,
+            kernels=plan.kernels,
         )
         self._engine.open()
 
@@ -97,9 +102,9 @@ class Worker:
         with memory_explained(shard):
             rows, prompts = self._read(shard, record.lessons, everything, Clock())
             answered = refusals(prompts, everything)
-            for places in [[], *self._pack(prompts, everything, record.lessons)]:
+            for places in [[], *pack_shard(self._plan, prompts, everything, record.lessons)]:
                 if row_ids & {prompts[place].row_id for place in places}:
-                    self._generate(prompts, places, answered)
+                    self._generate(prompts, places, answered, record.lessons)
                 found |= {c.row_id: c for c in answered.values() if c.row_id in row_ids}
                 answered = {}
         return found, rows
@@ -174,10 +179,10 @@ class Worker:
         is_bulky = self._plan.bulky_bytes_per_token > 0
         most = self._plan.job.packing.rows_per_batch if is_bulky else max(len(prompts), 1)
         counts, start = Counts(), 0
-        for places in [*self._pack(prompts, wanted, lessons), None]:
+        for places in [*pack_shard(self._plan, prompts, wanted, lessons), None]:
             if places is not None:
                 with clock.stage("generate"):
-                    counts += self._generate(prompts, places, answered)
+                    counts += self._generate(prompts, places, answered, lessons)
             stop = len(prompts) if places is None else places[-1] + 1 if is_bulky else start
             for first in range(start, stop, most):
                 stretch = range(first, min(first + most, stop))
@@ -185,42 +190,30 @@ class Worker:
                 counts = Counts()
             start = stop
 
-    def _pack(
-        self, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons
-    ) -> list[list[int]]:
-        """Batches of the places that are wanted and can be run."""
-        runnable = [place for place in sorted(wanted) if prompts[place].error is None]
-        batches = pack_rows(
-            [self._size(prompts[place]) for place in runnable],
-            self._plan.job.packing.halved(lessons.halvings),
-            bulky_bytes_per_token=self._plan.bulky_bytes_per_token,
-        )
-        return [[runnable[number] for number in batch] for batch in batches]
-
     def _generate(
-        self, prompts: Sequence[Prompt], places: Sequence[int], answered: dict[int, Completion]
+        self,
+        prompts: Sequence[Prompt],
+        places: Sequence[int],
+        answered: dict[int, Completion],
+        lessons: Lessons,
     ) -> Counts:
         """Runs one batch and adds its completions to answered, by place."""
         job = self._plan.job
         try:
-            completions, num_steps = self._engine.generate(
+            completions, slot_steps = self._engine.generate(
                 [prompts[place] for place in places],
                 self._plan.sampling,
                 Capture(job.logprobs, job.output_logits),
+                find_turns(self._plan, lessons),
             )
         except Exception as error:
             if len(places) > 1 or not is_out_of_memory(error):
                 raise
             prompt = prompts[places[0]]
             completions = [failed(prompt, row_too_big(), len(prompt.token_ids or ()))]
-            num_steps = 0
+            slot_steps = 0
         answered.update(zip(places, completions, strict=True))
-        return Counts(batches=1, slot_steps=num_steps * len(places))
-
-    def _size(self, prompt: Prompt) -> RowSize:
-        length = len(prompt.token_ids or ())
-        most = min(self._plan.sampling.max_new_tokens, self._plan.max_length - length)
-        return RowSize(length, most)
+        return Counts(batches=1, slot_steps=slot_steps)
 
 
 def _places(shard: Shard, old: OldPart | None) -> set[int]:

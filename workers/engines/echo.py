@@ -13,7 +13,7 @@ import torch
 
 from jobs.completion import Capture, Completion
 from jobs.errors import ModelError
-from jobs.model import Device, ModelFacts, ModelRef
+from jobs.model import Device, KernelChoice, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling, SamplingDefaults
 from workers.batch import SampledPipeline
@@ -21,6 +21,7 @@ from workers.complete import complete_batch
 from workers.engine import Capabilities
 from workers.engines import faults
 from workers.pipeline import PipelineLimits, RowContext
+from workers.turns import Turns
 
 VOCAB_SIZE = 257
 EOS = 256
@@ -46,6 +47,7 @@ class EchoEngine:
         *,
         device: str,
         dtype: str,
+        kernels: str,
     ) -> None:
         self._is_faulty = model.path == faults.NAME
         model_seed = zlib.crc32(model.path.encode())
@@ -53,7 +55,7 @@ class EchoEngine:
             facts,
             limits,
             device=torch.device("cpu"),
-            make_forward=lambda contexts: _EchoForward(model_seed, contexts),
+            make_forward=lambda contexts, _: _EchoForward(model_seed, contexts),
         )
 
     @staticmethod
@@ -75,6 +77,11 @@ class EchoEngine:
         if device == "cuda":
             raise ModelError("the echo engine runs on the CPU. Use --device cpu or auto.")
         return "cpu"
+
+    @staticmethod
+    def find_kernels(kernels: KernelChoice, device: str, dtype: str) -> str:
+        """There is nothing to compile."""
+        return "torch"
 
     @staticmethod
     def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
@@ -99,12 +106,16 @@ class EchoEngine:
         ]
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+        self,
+        prompts: Sequence[Prompt],
+        sampling: RowSampling,
+        capture: Capture,
+        turns: Turns | None = None,
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
         if self._is_faulty:
-            faults.play_faults(prompts)
-        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
+            faults.play_faults(prompts, turns)
+        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode, turns)
 
 
 class _EchoForward:
@@ -116,7 +127,11 @@ class _EchoForward:
             np.uint64,
         )
         self._words = np.arange(1, VOCAB_SIZE + 1, dtype=np.uint64) * _ODD
-        self._live = list(range(len(contexts)))
+        self._live: list[int] = []
+
+    def admit(self, rows: Sequence[int]) -> None:
+        """Takes in rows."""
+        self._live += rows
 
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """The live rows [n] and their logits [n, 257]."""

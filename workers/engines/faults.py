@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from jobs.prompt import Prompt
+from workers.turns import Turns
 
 NAME = "faulty"
 "The name of the model that has them."
@@ -21,17 +22,18 @@ def spoil_texts(texts: Sequence[str]) -> None:
         raise RuntimeError("the tokenizer failed")
 
 
-def play_faults(prompts: Sequence[Prompt]) -> None:
+def play_faults(prompts: Sequence[Prompt], turns: Turns | None) -> None:
     """Ends the process, hangs, grows or raises, if a prompt of the batch asks for it."""
     texts = [bytes(token_id & 255 for token_id in prompt.token_ids or ()) for prompt in prompts]
     said = b"\n".join(texts)
+    num_live = len(prompts) if turns is None else min(turns.max_live, len(prompts))
     if b"<exit>" in said:
         os._exit(1)
     if b"<hang>" in said:
         time.sleep(86_400)
-    if b"<memory>" in said and len(prompts) > _ROWS_THAT_FIT:
-        raise MemoryError(f"{len(prompts)} rows do not fit")
-    if b"<grow>" in said and len(prompts) > _ROWS_THAT_FIT:
+    if b"<memory>" in said and num_live > _ROWS_THAT_FIT:
+        raise MemoryError(f"{num_live} rows do not fit")
+    if b"<grow>" in said and num_live > _ROWS_THAT_FIT:
         held = []
         while True:
             held.append(bytearray(b"x") * 2**25)

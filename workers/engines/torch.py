@@ -6,7 +6,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from jobs.completion import Capture, Completion
-from jobs.model import Device, ModelFacts, ModelRef
+from jobs.errors import ModelError
+from jobs.model import Device, KernelChoice, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
 from workers.batch import SampledPipeline
@@ -15,9 +16,11 @@ from workers.engine import Capabilities
 from workers.model import facts as model_facts
 from workers.model import loading
 from workers.model.folder import find_model, find_tokenizer
+from workers.model.kernels import has_kernels, load_kernels
 from workers.model.proof import prove_ragged
 from workers.model.ragged import RaggedForward
 from workers.pipeline import PipelineLimits
+from workers.turns import Turns
 
 
 class TorchEngine:
@@ -35,12 +38,14 @@ class TorchEngine:
         *,
         device: str,
         dtype: str,
+        kernels: str,
     ) -> None:
         self._model = model
         self._facts = facts
         self._limits = limits
         self._device = device
         self._dtype = dtype
+        self._kernels = kernels
         self._pipeline: SampledPipeline | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
@@ -50,6 +55,20 @@ class TorchEngine:
     def find_device(device: Device) -> str:
         """A GPU if there is one, unless something else is asked for."""
         return loading.find_device(device)
+
+    @staticmethod
+    def find_kernels(kernels: KernelChoice, device: str, dtype: str) -> str:
+        """The compiled attention where it can be had, and PyTorch's elsewhere."""
+        if kernels == "compiled" and (device, dtype) != ("cpu", "float32"):
+            raise ModelError(
+                f"the compiled attention runs float32 on a CPU, not {dtype} on {device}. Use "
+                "--kernels torch or auto."
+            )
+        if kernels == "torch" or (device, dtype) != ("cpu", "float32"):
+            return "torch"
+        if kernels == "compiled":
+            load_kernels()
+        return "compiled" if kernels == "compiled" or has_kernels() else "torch"
 
     @staticmethod
     def spell(model: ModelRef, token_ids: Sequence[int]) -> list[str]:
@@ -63,14 +82,21 @@ class TorchEngine:
         if self._facts.has_tokenizer:
             self._tokenizer = _load_tokenizer(self._model, folder)
         model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
-        shapes = prove_ragged(model)
+        kernels = load_kernels() if self._kernels == "compiled" else None
+        shapes = prove_ragged(model, kernels)
         self._pipeline = SampledPipeline(
             self._facts,
             self._limits,
             device=model.device,
-            make_forward=lambda contexts: RaggedForward(
-                model, contexts, dict(shapes), self._limits.max_length
+            make_forward=lambda contexts, max_live: RaggedForward(
+                model,
+                contexts,
+                dict(shapes),
+                self._limits.max_length,
+                max_live=max_live,
+                kernels=kernels,
             ),
+            kernels=kernels,
         )
         return self._pipeline
 
@@ -94,11 +120,15 @@ class TorchEngine:
         return list(texts)
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
+        self,
+        prompts: Sequence[Prompt],
+        sampling: RowSampling,
+        capture: Capture,
+        turns: Turns | None = None,
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
         assert self._pipeline is not None, "the engine is not open"
-        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
+        return complete_batch(self._pipeline, prompts, sampling, capture, self.decode, turns)
 
 
 def _load_tokenizer(model: ModelRef, folder: Path) -> PreTrainedTokenizerBase:

@@ -3,28 +3,25 @@
 Registered with transformers as the attention of every layer. transformers computes queries, keys
 and values, rotated and normalised as the architecture has it; here they are stored and attended.
 
-    prefill   tokens of all rows side by side, each row attending to itself
-              |row 4 . . . . . . |row 1 . . . . . |row 0 . .|row 3 . .|
-    decode    one token a row, each attending to the keys of its row
-
 Letters: T tokens of all rows, G query heads a key-value head, H key-value heads, D numbers a head,
-L tokens of a row, n rows of a block.
+S tokens of a stretch of a prompt, L tokens of a row, n rows of a block.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from workers.model.kv_cache import KVBlock, KVCache
-from workers.model.shape import LayerShape
+from workers.model.kernels import Kernels
+from workers.model.shape import AttentionSettings, LayerShape
+from workers.model.steps import DecodeStep, PromptSpan, Step
 
 RAGGED = "batchwright_ragged"
 "The name under which transformers finds this attention."
 
 _QUERIES_PER_PIECE = 512
-"A window or a soft cap needs the scores in the open; so many rows of them at a time."
+"Scores under a mask are made for so many queries at a time."
 
 
 class RaggedError(RuntimeError):
@@ -34,11 +31,13 @@ class RaggedError(RuntimeError):
 class RaggedPass:
     """One forward pass: what it runs over, and what it has learnt of the layers."""
 
-    def __init__(self, cache: KVCache, shapes: dict[int, LayerShape], *, is_prefill: bool) -> None:
-        self.is_prefill = is_prefill
+    def __init__(
+        self, steps: Sequence[Step], shapes: dict[int, LayerShape], kernels: Kernels | None
+    ) -> None:
+        self.steps = steps
         self.shapes = shapes
         "By layer, filled as the layers are met."
-        self.blocks = [_BlockStep(block) for block in cache.blocks]
+        self.kernels = kernels
 
 
 def ragged_attention(
@@ -64,84 +63,53 @@ def ragged_attention(
     if kwargs.get("s_aux") is not None:
         raise RaggedError("attention sinks are not supported")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    ragged.shapes[layer] = LayerShape(
-        key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window
-    )
-    settings = _Settings(scaling or query.shape[3] ** -0.5, sliding_window, softcap or None)
+    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window)
+    ragged.shapes[layer] = shape
+    settings = AttentionSettings(scaling or query.shape[3] ** -0.5, sliding_window, softcap or None)
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     start = 0
-    for step in ragged.blocks:
+    for step in ragged.steps:
         block = step.block
         if layer not in block.keys:
-            block.allocate(layer, ragged.shapes[layer])
-        stop = start + (sum(block.lengths) if ragged.is_prefill else len(block.rows))
-        piece = slice(start, stop)
-        run = _prefill if ragged.is_prefill else _decode
-        run(step, layer, settings, query[0, :, piece], key[0, :, piece], value[0, :, piece],
-            output[piece])  # fmt: skip
-        start = stop
+            block.allocate(layer, shape)
+        stored = block.keys[layer], block.values[layer]
+        piece = slice(start, start + step.num_tokens)
+        new = query[0, :, piece], key[0, :, piece], value[0, :, piece]
+        if isinstance(step, PromptSpan):
+            output[piece] = _attend_prompt(step, settings, *stored, *new)
+        elif ragged.kernels is not None and key.dtype == torch.float32:
+            ragged.kernels.decode(step, settings, *stored, *new, output[piece])
+        else:
+            output[piece] = _decode(step, settings, *stored, *new)
+        start += step.num_tokens
     return output[None], None
 
 
 AttentionInterface.register(RAGGED, ragged_attention)
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    scaling: float
-    window: int | None
-    softcap: float | None
-
-
-class _BlockStep:
-    """A block in one step: where its rows write, and what they see, made once for all layers."""
-
-    def __init__(self, block: KVBlock) -> None:
-        self.block = block
-        self.places = torch.arange(len(block.rows), device=block.device)
-        self.written = torch.tensor(block.lengths, device=block.device)
-        self.longest = max(block.lengths) + 1
-        self._masks: dict[int | None, torch.Tensor | None] = {}
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """[n, 1, 1, L] to be added to scores; None if every row sees all of the longest."""
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window, dtype)
-        return self._masks[window]
-
-    def _make_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        is_even = min(self.block.lengths) + 1 == self.longest
-        if is_even and (window is None or self.longest <= window):
-            return None
-        positions = torch.arange(self.longest, device=self.block.device)[None]
-        is_seen = positions <= self.written[:, None]
-        if window is not None:
-            is_seen &= positions > self.written[:, None] - window
-        return torch.where(is_seen, 0.0, -torch.inf).to(dtype)[:, None, None]
-
-
-def _prefill(
-    step: _BlockStep,
-    layer: int,
-    settings: _Settings,
+def _attend_prompt(
+    span: PromptSpan,
+    settings: AttentionSettings,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    output: torch.Tensor,
-) -> None:
-    """Stores and attends a block's prompts, row by row, into output [tokens, G * H, D]."""
-    block = step.block
-    num_kv_heads = key.shape[0]
-    start = 0
-    for place, length in enumerate(block.lengths):
-        piece = slice(start, start + length)
-        row_key, row_value = key[:, piece], value[:, piece]
-        block.keys[layer][place, :, :length] = row_key
-        block.values[layer][place, :, :length] = row_value
-        grouped = _group(query[:, piece], 0, num_kv_heads)  # [H, G, L, D]
-        attended = _attend_causally(grouped, row_key, row_value, settings)
-        output[piece] = attended.flatten(0, 1).transpose(0, 1)  # [L, G * H, D]
-        start += length
+) -> torch.Tensor:
+    """Stores a stretch of a prompt, and attends it to itself and to what is before it.
+
+    keys and values [places, H, C, D] of the block; query [G * H, S, D], key and value [H, S, D].
+    Returns [S, G * H, D].
+    """
+    keys, values = keys[span.place], values[span.place]
+    keys[:, span.start : span.stop] = key
+    values[:, span.start : span.stop] = value
+    if span.start:
+        key, value = keys[:, : span.stop], values[:, : span.stop]
+    grouped = _group(query, 0, key.shape[0])  # [H, G, S, D]
+    attended = _attend_causally(grouped, key, value, settings)
+    return attended.flatten(0, 1).transpose(0, 1)  # [S, G * H, D]
 
 
 def _group(query: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
@@ -150,27 +118,31 @@ def _group(query: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
 
 
 def _attend_causally(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: _Settings
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings
 ) -> torch.Tensor:
-    """query [H, G, L, D], key and value [H, L, D] -> [H, G, L, D], each looking back only."""
+    """query [H, G, S, D], key and value [H, L, D] -> [H, G, S, D], each looking back only.
+
+    The queries are those of the last S of L tokens.
+    """
     length, window = key.shape[1], settings.window
+    before = length - query.shape[2]
     key, value = (x[:, None].expand(-1, query.shape[1], -1, -1) for x in (key, value))
-    if settings.softcap is None and (window is None or length <= window):
+    if not before and settings.softcap is None and (window is None or length <= window):
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=settings.scaling
         )
     pieces = []
-    for start in range(0, length, _QUERIES_PER_PIECE):
+    for start in range(before, length, _QUERIES_PER_PIECE):
         stop = min(start + _QUERIES_PER_PIECE, length)
         first = 0 if window is None else max(0, start - window + 1)
         queries = torch.arange(start, stop, device=query.device)[:, None]
-        keys = torch.arange(first, stop, device=query.device)[None]
-        is_seen = keys <= queries
+        places = torch.arange(first, stop, device=query.device)[None]
+        is_seen = places <= queries
         if window is not None:
-            is_seen &= keys > queries - window
+            is_seen &= places > queries - window
         pieces.append(
             _attend(
-                query[:, :, start:stop],
+                query[:, :, start - before : stop - before],
                 key[:, :, first:stop],
                 value[:, :, first:stop],
                 torch.where(is_seen, 0.0, -torch.inf).to(query.dtype),
@@ -181,22 +153,24 @@ def _attend_causally(
 
 
 def _decode(
-    step: _BlockStep,
-    layer: int,
-    settings: _Settings,
+    step: DecodeStep,
+    settings: AttentionSettings,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    output: torch.Tensor,
-) -> None:
-    """Appends one token a row, and attends it to what its row has stored, into output.
+) -> torch.Tensor:
+    """Stores one token a row, and attends it to what its row has stored.
 
-    The query heads of a key-value head stand where tokens would, so that keys are not repeated.
+    keys and values [places, H, C, D]; query [G * H, n, D], key and value [H, n, D]. Returns
+    [n, G * H, D]. The query heads of a key-value head stand where tokens would, so that keys are
+    not repeated.
     """
-    keys, values = step.block.keys[layer], step.block.values[layer]
-    keys[step.places, :, step.written] = key.transpose(0, 1)
-    values[step.places, :, step.written] = value.transpose(0, 1)
-    num_rows = len(step.places)
+    num_rows = step.num_tokens
+    places = torch.arange(num_rows, device=keys.device)
+    keys[places, :, step.written] = key.transpose(0, 1)
+    values[places, :, step.written] = value.transpose(0, 1)
     grouped = _group(query.transpose(0, 1), 1, key.shape[0])  # [n, H, G, D]
     attended = _attend(
         grouped,
@@ -205,7 +179,7 @@ def _decode(
         step.mask(settings.window, query.dtype),
         settings,
     )
-    output.copy_(attended.flatten(1, 2))
+    return attended.flatten(1, 2)
 
 
 def _attend(
@@ -213,7 +187,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    settings: _Settings,
+    settings: AttentionSettings,
 ) -> torch.Tensor:
     """Softmax attention with a mask that is added, and scores capped if the model caps them."""
     if settings.softcap is None:

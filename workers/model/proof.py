@@ -8,6 +8,9 @@ from jobs.errors import ModelError
 from jobs.sampling import RowSampling
 from workers.model.attention import RAGGED, RaggedError
 from workers.model.facts import check_layers
+from workers.model.kernels import Kernels
+from workers.model.linears import pack_linears
+from workers.model.norms import replace_norms
 from workers.model.ragged import RaggedForward
 from workers.model.shape import LayerShape
 from workers.pipeline import RowContext
@@ -27,33 +30,44 @@ ways to attend are 0.01 and 0.1 apart, and far more at a place here and there.
 """
 
 
-def prove_ragged(model: PreTrainedModel) -> dict[int, LayerShape]:
-    """Runs two short rows ragged, and each alone as the architecture's authors wrote it.
+def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict[int, LayerShape]:
+    """Makes a model ready to run ragged, and proves that it still is the same model.
 
-    Returns the shapes of the layers. Raises ModelError, by the architecture's name, if the two ways
-    disagree: if a layer mixes tokens by other means than attention, or has rules of its own for
-    masks and positions.
+    Short rows are run alone, as the architecture's authors wrote it, and then ragged, with what was
+    put in the place of its layers. Returns the shapes of the layers. Raises ModelError, by the
+    architecture's name, if the two ways disagree: if a layer mixes tokens by other means than
+    attention, or has rules of its own for masks and positions.
     """
     name = type(model).__name__
     check_layers(model.config, name)
     ours, theirs = [], []
     with torch.inference_mode():
-        for prompts in _make_probes(model.config.get_text_config().vocab_size):
-            model.set_attn_implementation("eager")
-            plain = [
-                model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
-                for ids in prompts
-            ]
-            model.set_attn_implementation(RAGGED)
+        probes = _make_probes(model.config.get_text_config().vocab_size)
+        plain = [_run_plain(model, prompts) for prompts in probes]
+        model.set_attn_implementation(RAGGED)
+        if model.device.type == "cpu":
+            pack_linears(model)
+            if kernels is not None:
+                replace_norms(model, kernels)
+        for prompts, alone in zip(probes, plain, strict=True):
             try:
-                ragged, shapes = _run_probe(model, prompts)
+                ragged, shapes = _run_probe(model, prompts, kernels)
             except (RaggedError, TypeError, RuntimeError) as error:
                 raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
             ours += ragged
-            theirs += [alone[-len(rows) :] for alone, rows in zip(plain, ragged, strict=True)]
+            theirs += [whole[-len(rows) :] for whole, rows in zip(alone, ragged, strict=True)]
     _check_shapes(model, name, shapes)
     _check_logits(name, torch.cat(ours).float(), torch.cat(theirs).float(), model.dtype)
     return shapes
+
+
+def _run_plain(model: PreTrainedModel, prompts: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    """[L, V] of each row alone."""
+    model.set_attn_implementation("eager")
+    return [
+        model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+        for ids in prompts
+    ]
 
 
 def _make_probes(vocab_size: int) -> list[list[tuple[int, ...]]]:
@@ -90,7 +104,7 @@ def _check_logits(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: to
 
 
 def _run_probe(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]]
+    model: PreTrainedModel, prompts: list[tuple[int, ...]], kernels: Kernels | None
 ) -> tuple[list[torch.Tensor], dict[int, LayerShape]]:
     """Logits of each row from where it is fed token by token, ending at its last."""
     fed = [prompts[0][-3:], ()]
@@ -98,7 +112,8 @@ def _run_probe(
         RowContext(prompt[: len(prompt) - len(tail)], RowSampling(max_new_tokens=4), 0)
         for prompt, tail in zip(prompts, fed, strict=True)
     ]
-    forward = RaggedForward(model, contexts, {}, max_length=64)
+    forward = RaggedForward(model, contexts, {}, max_length=64, kernels=kernels)
+    forward.admit(range(len(contexts)))
     rows, logits = forward.next_logits()
     by_row = {row: [logits[place]] for place, row in enumerate(rows.tolist())}
     forward.release(1)

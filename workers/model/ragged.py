@@ -1,6 +1,10 @@
-"""A transformers model driven ragged: prompts packed side by side, then one token a row a step."""
+"""A transformers model driven ragged: tokens of many rows side by side in one pass.
 
-from collections.abc import Sequence
+A row that is new brings its whole prompt, and then one token a step. What the prompts of a batch
+begin with in common is run once, and its keys and values are copied to every row.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +12,26 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.model.attention import RaggedPass
-from workers.model.kv_cache import KVCache, RowLength
+from workers.model.kernels import Kernels
+from workers.model.kv_cache import KVBlock, KVCache, RowLength
 from workers.model.shape import LayerShape
+from workers.model.steps import (
+    DecodeStep,
+    PromptSpan,
+    Step,
+    common_length,
+    cut_passes,
+    ending_places,
+)
 from workers.pipeline import RowContext
+
+_TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
+"""Prompts run through the layers in passes of so many tokens.
+
+More would fill memory, not time: a processor's caches hold the activations of about a thousand.
+"""
+_LEAST_SHARED = 16
+"Tokens that prompts must begin with in common to be worth a pass of their own."
 
 
 class RaggedForward:
@@ -22,10 +43,19 @@ class RaggedForward:
         contexts: Sequence[RowContext],
         shapes: dict[int, LayerShape],
         max_length: int,
+        *,
+        max_live: int | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
-        """Allocates keys and values for the rows, each as long as it may become."""
+        """Allocates keys and values, for each row as long as it may become.
+
+        max_live: the rows take turns, and so many are live at a time. None: all are.
+        kernels: attends without padding; None does it with PyTorch alone.
+        """
         self._model = model
+        self._kernels = kernels
         self._device = model.device
+        self._tokens_per_pass = _TOKENS_PER_PASS[model.device.type]
         self._prompts = [context.token_ids for context in contexts]
         lengths = [
             RowLength(
@@ -35,17 +65,27 @@ class RaggedForward:
             )
             for row, context in enumerate(contexts)
         ]
-        self._cache = KVCache(lengths, shapes, self._device)
+        self._cache = KVCache(lengths, shapes, self._device, max_live=max_live)
         self._last_ids = torch.zeros(len(contexts), dtype=torch.long, device=self._device)
-        self._has_prefilled = False
+        self._num_shared = common_length(self._prompts)
+        self._prefix: KVBlock | None = None
         self.shapes = shapes
+
+    def admit(self, rows: Sequence[int]) -> None:
+        """Takes in rows: the next step runs their prompts."""
+        if self._num_shared >= _LEAST_SHARED and self._prefix is None:
+            self._prefix = self._run_prefix()
+        longest_first = sorted(rows, key=lambda row: (-len(self._prompts[row]), row))
+        self._cache.admit(longest_first, self._prefix)
 
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """The live rows [n] and their logits [n, V]."""
-        rows = self._cache.rows
-        logits = self._decode(rows) if self._has_prefilled else self._prefill(rows)
-        self._has_prefilled = True
-        return np.array(rows, np.int64), logits
+        rows: list[int] = []
+        logits = []
+        for steps in self._passes():
+            rows += [row for step in steps for row in step.ending_rows]
+            logits.append(self._run(steps))
+        return np.array(rows, np.int64), torch.cat(logits) if len(logits) > 1 else logits[0]
 
     def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """Takes the tokens that the next step runs."""
@@ -55,42 +95,44 @@ class RaggedForward:
         """Frees a row's keys and values."""
         self._cache.release(row)
 
-    def _prefill(self, rows: list[int]) -> torch.Tensor:
-        prompts = [self._prompts[row] for row in rows]
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        return self._run(
-            torch.tensor([token_id for prompt in prompts for token_id in prompt]),
-            torch.cat([torch.arange(len(prompt)) for prompt in prompts]),
-            RaggedPass(self._cache, self.shapes, is_prefill=True),
-            lengths.cumsum(0) - 1,
-        )
+    def _run_prefix(self) -> KVBlock:
+        """Runs what all prompts begin with, as a row of its own."""
+        block = KVBlock(1, self._num_shared, self._device)
+        for layer, shape in self.shapes.items():
+            block.allocate(layer, shape)
+        block.admit([0], None)
+        span = PromptSpan(block, 0, self._prompts[0], 0, self._num_shared)
+        for steps in cut_passes([span], self._tokens_per_pass):
+            self._run(steps)
+        return block
 
-    def _decode(self, rows: list[int]) -> torch.Tensor:
-        blocks = self._cache.blocks
-        positions = [length for block in blocks for length in block.lengths]
-        logits = self._run(
-            self._last_ids[torch.tensor(rows)],
-            torch.tensor(positions),
-            RaggedPass(self._cache, self.shapes, is_prefill=False),
-            torch.arange(len(rows)),
-        )
-        for block in blocks:
-            block.lengths = [length + 1 for length in block.lengths]
-        return logits
+    def _passes(self) -> Iterator[Sequence[Step]]:
+        """One token of each row that is under way, then the prompts of those that are new."""
+        decoding, spans = [], []
+        for block in self._cache.blocks:
+            prompts = [self._prompts[row] for row in block.rows]
+            num_old = int((block.written >= [len(prompt) for prompt in prompts]).sum())
+            if num_old:
+                decoding.append(DecodeStep(block, self._last_ids[block.rows[:num_old]]))
+            spans += [
+                PromptSpan(
+                    block, place, prompts[place], int(block.written[place]), len(prompts[place])
+                )
+                for place in range(num_old, len(prompts))
+            ]
+        if decoding:
+            yield decoding
+        yield from cut_passes(spans, self._tokens_per_pass)
 
-    def _run(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        ragged: RaggedPass,
-        wanted: torch.Tensor,
-    ) -> torch.Tensor:
-        """[n, V] at the places wanted: the head is not applied to the others."""
+    def _run(self, steps: Sequence[Step]) -> torch.Tensor:
+        """[rows that are to go on, V]: the head is applied to no other places."""
         logits: torch.Tensor = self._model(
-            input_ids=token_ids[None].to(self._device),
-            position_ids=positions[None].to(self._device),
+            input_ids=torch.cat([step.token_ids for step in steps])[None].to(self._device),
+            position_ids=torch.cat([step.positions for step in steps])[None].to(self._device),
             use_cache=False,
-            logits_to_keep=wanted.to(self._device),
-            ragged=ragged,
+            logits_to_keep=ending_places(steps).to(self._device),
+            ragged=RaggedPass(steps, self.shapes, self._kernels),
         ).logits
+        for step in steps:
+            step.mark_written()
         return logits[0]

@@ -15,8 +15,12 @@ import torch
 from jobs.completion import Capture
 from jobs.sampling import MASK_64
 from workers.model.filters import Filters, FloatRows
+from workers.model.kernels import Kernels
 from workers.model.philox import uniform
 from workers.pipeline import RowContext, StepOutput
+
+_SHORT_LIST = 64
+"Alternatives up to so many are found by going through the logits once."
 
 
 class Sampler:
@@ -30,9 +34,12 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         device: torch.device,
+        kernels: Kernels | None = None,
     ) -> None:
+        """kernels: looks through the logits; None does it with PyTorch alone."""
         samplings = [context.sampling for context in contexts]
         self._capture = capture
+        self._kernels = kernels
         self._seeds = np.array([context.seed & MASK_64 for context in contexts], np.uint64)
         self._num_tokens = np.array([len(context.token_ids) for context in contexts], np.uint64)
         self._num_new = np.zeros(len(contexts), np.int64)
@@ -51,11 +58,11 @@ class Sampler:
         raw = raw.float()
         z = raw if self._penalties is None else self._penalties.apply(raw, rows)
         z = self._mask_endings(z, rows)
-        peak, best = z.max(dim=1)  # Of equal logits, max takes the first: the lowest id.
+        peak, best = self._find_best(z)
         has_nan = ~torch.isfinite(peak)
         if has_nan.any():  # Such a row is lost; its numbers must not stop the others.
             z = torch.where(has_nan[:, None], torch.zeros_like(z), z)
-            peak, best = z.max(dim=1)
+            peak, best = self._find_best(z)
         token_ids: npt.NDArray[np.int64] = best.cpu().numpy()
         drawn = np.flatnonzero(~self._is_greedy[rows])
         if len(drawn):
@@ -75,6 +82,12 @@ class Sampler:
             logits=raw.cpu().numpy() if self._capture.logits else None,
         )
 
+    def _find_best(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best logit of each row, and the lowest id that has it."""
+        if self._kernels is None:
+            return z.max(dim=1)  # Of equal logits, max takes the first.
+        return self._kernels.find_best(z.contiguous())
+
     def _mask_endings(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Forbids what would end a row that has not yet the length asked for."""
         young = np.flatnonzero(self._num_new[rows] < self._min_new[rows])
@@ -93,14 +106,21 @@ class Sampler:
             return None, None, None
         # The logit minus logsumexp: float32 log_softmax is off by 2e-5 on a CPU. The best logit is
         # taken off first, so that large logits do not use up the digits.
-        z = z - peak[:, None]
-        total = torch.logsumexp(z, dim=1, keepdim=True)
-        chosen = z.gather(1, torch.from_numpy(token_ids).to(z.device)[:, None])
-        logprobs: FloatRows = (chosen - total)[:, 0].cpu().numpy()
+        chosen = z.gather(1, torch.from_numpy(token_ids).to(z.device)[:, None])[:, 0] - peak
+        if self._kernels is None:
+            mass = torch.logsumexp(z - peak[:, None], dim=1)
+        else:
+            z = z.contiguous()
+            mass = self._kernels.log_mass(z, peak)
+        logprobs: FloatRows = (chosen - mass).cpu().numpy()
         if not count:
             return logprobs, None, None
-        top, top_ids = best_sorted(z, count)
-        return logprobs, top_ids.cpu().numpy(), (top - total).cpu().numpy()
+        if self._kernels is None or count > _SHORT_LIST:
+            top, top_ids = best_sorted(z, count)
+        else:
+            top, top_ids = self._kernels.find_top(z, count)
+        top_logprobs: FloatRows = ((top - peak[:, None]) - mass[:, None]).cpu().numpy()
+        return logprobs, top_ids.cpu().numpy(), top_logprobs
 
     def _draw(
         self,

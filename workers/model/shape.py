@@ -1,4 +1,4 @@
-"""What a layer's keys and values look like."""
+"""What a layer's keys and values look like, and how they are attended."""
 
 from dataclasses import dataclass
 
@@ -15,3 +15,13 @@ class LayerShape:
     dtype: torch.dtype
     window: int | None
     "Keys that a token looks back on, itself included; None for all."
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """What an architecture asks of a layer's attention beside the sums themselves."""
+
+    scaling: float
+    window: int | None
+    "Keys that a token looks back on, itself included; None for all."
+    softcap: float | None

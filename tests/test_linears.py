@@ -1,0 +1,103 @@
+"""Layers that are put in the place of a model's own: they compute the same, or stay away."""
+
+import pytest
+import torch
+from tiny_models import random_model
+from torch import nn
+from transformers import GemmaConfig, LlamaConfig, Qwen2Config
+
+from workers.model.kernels import load_kernels
+from workers.model.linears import pack_linears
+from workers.model.norms import replace_norms
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(8, 16, bias=True)
+        self.k_proj = nn.Linear(8, 4, bias=True)
+        self.v_proj = nn.Linear(8, 4, bias=True)
+
+
+@pytest.mark.parametrize("order", ["qkv", "vkq", "qqkkvv"])
+def test_layers_that_share_an_input_are_one_multiply_in_any_order(order: str) -> None:
+    torch.manual_seed(0)
+    layer = Attention()
+    x, other = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    with torch.inference_mode():
+        expected = {name: getattr(layer, f"{name}_proj")(x) for name in "qkv"}
+        expected_other = layer.k_proj(other)
+        pack_linears(layer)
+
+        for name in order:
+            torch.testing.assert_close(getattr(layer, f"{name}_proj")(x), expected[name])
+        torch.testing.assert_close(layer.k_proj(other), expected_other)
+        torch.testing.assert_close(layer.q_proj(x), expected["q"])
+
+
+def test_an_input_without_rows_is_an_output_without_rows() -> None:
+    model = nn.Sequential(nn.Linear(8, 5))
+    pack_linears(model)
+
+    with torch.inference_mode():
+        assert model(torch.empty(0, 8)).shape == (0, 5)
+
+
+def test_layers_of_other_kinds_and_types_stay() -> None:
+    class Strange(nn.Linear):
+        pass
+
+    model = nn.ModuleDict({"strange": Strange(4, 4), "halved": nn.Linear(4, 4).half()})
+    before = dict(model.items())
+
+    pack_linears(model)
+
+    assert dict(model.items()) == before
+
+
+def test_packed_layers_hold_no_second_copy_of_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    pack_linears(model)
+
+    assert model[0].weight.shape == (64, 64)
+    assert model[0].weight.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config, GemmaConfig])
+def test_norms_are_replaced_whatever_their_gain_is_called(config: type) -> None:
+    """Gemma's gain is 1 + weight, and its norms are no instances of Llama's."""
+    extra = {"head_dim": 8} if config is GemmaConfig else {}
+    model = random_model(config(**SIZES, **extra))
+    ids = torch.tensor([[5, 9, 30, 4, 8]])
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+
+        replace_norms(model, load_kernels())
+
+        assert type(model.model.norm).__name__ == "_Norm"
+        # 1e-4: float32 sums over 32 channels; logits spread by 1 to 2.
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_what_is_called_a_norm_and_is_none_stays() -> None:
+    class OddRMSNorm(nn.Module):
+        eps = 1e-6
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / x.abs().mean(-1, keepdim=True) * self.weight
+
+    model = nn.Sequential(OddRMSNorm())
+
+    with torch.inference_mode():
+        replace_norms(model, load_kernels())
+
+    assert isinstance(model[0], OddRMSNorm)

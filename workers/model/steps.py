@@ -1,0 +1,129 @@
+"""What one forward pass runs: one token more of rows under way, or stretches of prompts.
+
+decode    |row 4|row 1|row 0|row 3|             one token of each row
+prompts   |row 4 . . . . . . |row 1 . . . . . | tokens of rows side by side
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from workers.model.kv_cache import KVBlock
+
+
+class DecodeStep:
+    """One token more of each of the first n rows of a block."""
+
+    def __init__(self, block: KVBlock, token_ids: torch.Tensor) -> None:
+        """token_ids: [n]"""
+        self.block = block
+        self.token_ids = token_ids
+        self.num_tokens = len(token_ids)
+        self.ending_rows = block.rows[: self.num_tokens]
+        "Rows whose logits are wanted: all."
+        self.written = torch.from_numpy(block.written[: self.num_tokens].copy()).to(block.device)
+        self.positions = self.written
+        self.longest = int(block.written[: self.num_tokens].max()) + 1
+        self.shortest = int(block.written[: self.num_tokens].min()) + 1
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def mark_written(self) -> None:
+        """Counts the tokens in, whose keys and values are now stored."""
+        self.block.written[: self.num_tokens] += 1
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """[n, 1, 1, L] to be added to scores; None if every row sees all of the longest."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window, dtype)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        if self.shortest == self.longest and (window is None or self.longest <= window):
+            return None
+        positions = torch.arange(self.longest, device=self.block.device)[None]
+        is_seen = positions <= self.written[:, None]
+        if window is not None:
+            is_seen &= positions > self.written[:, None] - window
+        return torch.where(is_seen, 0.0, -torch.inf).to(dtype)[:, None, None]
+
+
+class PromptSpan:
+    """Tokens [start, stop) of a prompt, whose tokens before are already stored."""
+
+    def __init__(
+        self, block: KVBlock, place: int, prompt: Sequence[int], start: int, stop: int
+    ) -> None:
+        """place: where the row stands in its block."""
+        self.block = block
+        self.place = place
+        self.prompt = prompt
+        self.start = start
+        self.stop = stop
+        self.num_tokens = stop - start
+        self.ending_rows = block.rows[place : place + 1] if stop == len(prompt) else []
+        "The row, if this is the end of its prompt, whose logits are wanted."
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[tokens]"""
+        return torch.tensor(self.prompt[self.start : self.stop])
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[tokens]"""
+        return torch.arange(self.start, self.stop)
+
+    def mark_written(self) -> None:
+        """Counts the tokens in, whose keys and values are now stored."""
+        self.block.written[self.place] = self.stop
+
+    def cut(self, num_tokens: int) -> tuple["PromptSpan", "PromptSpan"]:
+        """The first tokens, and the others."""
+        middle = self.start + num_tokens
+        return (
+            PromptSpan(self.block, self.place, self.prompt, self.start, middle),
+            PromptSpan(self.block, self.place, self.prompt, middle, self.stop),
+        )
+
+
+Step: TypeAlias = DecodeStep | PromptSpan
+
+
+def ending_places(steps: Sequence[Step]) -> torch.Tensor:
+    """Where the last tokens of rows stand among all tokens of a pass."""
+    places: list[int] = []
+    start = 0
+    for step in steps:
+        if isinstance(step, DecodeStep):
+            places += range(start, start + step.num_tokens)
+        elif step.ending_rows:
+            places.append(start + step.num_tokens - 1)
+        start += step.num_tokens
+    return torch.tensor(places, dtype=torch.long)
+
+
+def cut_passes(spans: Sequence[PromptSpan], num_tokens: int) -> Iterator[list[PromptSpan]]:
+    """Passes of at most num_tokens tokens. Only a prompt that is longer is cut."""
+    taken: list[PromptSpan] = []
+    room = num_tokens
+    for span in spans:
+        if taken and span.num_tokens > room:
+            yield taken
+            taken, room = [], num_tokens
+        while span.num_tokens > num_tokens:
+            piece, span = span.cut(num_tokens)
+            yield [piece]
+        taken.append(span)
+        room -= span.num_tokens
+    if taken:
+        yield taken
+
+
+def common_length(prompts: Sequence[tuple[int, ...]]) -> int:
+    """Tokens that all prompts begin with; each keeps one of its own. 0 for a prompt alone."""
+    if len(prompts) < 2:
+        return 0
+    low, high = min(prompts), max(prompts)
+    most = min(map(len, prompts)) - 1
+    return next((n for n in range(most) if low[n] != high[n]), most)
