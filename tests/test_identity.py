@@ -71,6 +71,7 @@ CHANGES: dict[str, tuple[dict[str, object], set[str]]] = {
     "output_format": ({"output_format": "arrow"}, {"output_format"}),
     "limit": ({"limit": 2}, {"rows"}),
     "rows_per_batch": ({"rows_per_batch": 2}, {"rows_per_batch", "rows_per_shard"}),
+    "schedule": ({"schedule": "fixed"}, {"schedule"}),
     "max_batch_tokens": ({"max_batch_tokens": 100}, {"max_batch_tokens"}),
     "rows_per_shard": ({"rows_per_shard": 1}, {"rows_per_shard"}),
     "logits_budget_bytes": ({"logits_budget_bytes": 2**20}, {"logits_budget"}),
@@ -82,6 +83,7 @@ EXEMPT = {
     "tokenizer": "seen through the hashes of its files",
     "allow_pickle": "says what may be loaded; what is loaded is seen through its hash",
     "device": "auto is the CPU here, and cuda needs a GPU; what it was settled to be is seen",
+    "kernels": "what they were settled to be is seen; the echo engine has none",
 }
 "Fields whose change alone is not seen, and why. Each has a test below."
 
@@ -96,6 +98,7 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "neutral sampling": {"min_new_tokens": 0, "top_p": 1.0, "repetition_penalty": 1},
     "the type that auto is": {"dtype": "float32"},
     "the device that auto is": {"device": "cpu"},
+    "kernels of what has none": {"kernels": "compiled"},
     "a revision of what has none": {"revision": "v1"},
     "a tokenizer where there is none": {"tokenizer": "other"},
     "pickle allowed where there is none": {"allow_pickle": True},
@@ -166,6 +169,16 @@ def edit_one_byte(path: Path, place: int = -1) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
+
+
+def test_what_computes_attention_is_seen_as_it_was_settled(
+    source: Path, model: Path, tmp_path: Path
+) -> None:
+    def job(kernels: str) -> Job:
+        return torch_job(source, model, tmp_path / "out", kernels=kernels)
+
+    assert names(differences(job("compiled"), job("torch"))) == {"kernels"}
+    assert differences(job("auto"), job("compiled")) == []
 
 
 def test_every_field_of_a_job_is_changed_below_or_exempt_with_a_reason() -> None:
