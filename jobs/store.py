@@ -204,10 +204,14 @@ def _put(files: fs.FileSystem, key: str, content: "bytes | mmap.mmap") -> None:
     no more, in a thread of its own, where no signal's handler can raise one between the steps.
     """
 
+    whole = pa.py_buffer(content)
+
     def upload() -> None:
         stream = files.open_output_stream(key)
-        stream.write(content)
-        stream.close()
+        try:
+            stream.write(whole)
+        finally:  # What has failed stays failed. Dropped, it could wait for ever for its pieces.
+            stream.close()
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(upload).result()

@@ -91,6 +91,7 @@ def serve_buckets() -> Iterator[BucketServer]:
     """Runs a server in threads of this process."""
     told = BucketServer("")
     server = make_server("127.0.0.1", 0, _watched(told), threaded=True, request_handler=_Quiet)
+    server.daemon_threads, server.block_on_close = True, False  # Clients keep connections.
     told.address = f"127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
