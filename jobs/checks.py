@@ -3,7 +3,6 @@
 Each check yields what is wrong in sentences; nothing is raised for what a part holds.
 """
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,17 @@ import pyarrow.compute as pc
 
 from jobs.cells import flat_numbers
 from jobs.errors import OutputError
-from jobs.parts import hash_part, part_num_rows, part_schema, read_pieces, same_schema
+from jobs.parts import (
+    hash_part,
+    part_num_rows,
+    part_schema,
+    part_size,
+    read_pieces,
+    same_schema,
+)
 from jobs.plan import Shard
 from jobs.report import Counts, ShardReport
+from jobs.storage import name_of
 
 _REASONS = {"stop", "length", "abort", "error"}
 _BY_TOKEN = ("logprobs", "top_ids", "top_logprobs", "logits")
@@ -43,7 +50,7 @@ class Expected:
 
 def check_part(path: str, shard: Shard, record: ShardReport, expected: Expected) -> Iterator[str]:
     """Yields all that is wrong with a part: its checksum, its schema, its rows, its counts."""
-    name = os.path.basename(path)
+    name = name_of(path)
     try:
         for problem in _check_file(path, shard, record, expected):
             yield f"{name}: {problem}"
@@ -54,7 +61,7 @@ def check_part(path: str, shard: Shard, record: ShardReport, expected: Expected)
 
 
 def _check_file(path: str, shard: Shard, record: ShardReport, expected: Expected) -> Iterator[str]:
-    size = os.path.getsize(path)
+    size = part_size(path)
     if size != record.part.size_bytes:
         yield f"has {size} bytes, and {record.part.size_bytes} in its record. {_REMEDY}"
         return

@@ -1,6 +1,5 @@
 """Two outputs side by side, row by row: what differs, from where on, and by how much."""
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.cells import equal_cells, greatest_difference
-from jobs.parts import PartReader, part_num_rows, part_schema
+from jobs.parts import PartReader, part_num_rows, part_schema, part_size, same_bytes
+from jobs.storage import name_of
 
 _ROWS_AT_A_TIME = 1024
 _BYTES_AT_A_TIME = 64 * 2**20
@@ -76,7 +76,7 @@ class Side:
 
     def rows_at_a_time(self) -> int:
         """As many as memory holds with ease."""
-        size = sum(os.path.getsize(path) for path in self.paths) // max(self.num_rows, 1)
+        size = sum(part_size(path) for path in self.paths) // max(self.num_rows, 1)
         return max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // max(size, 1)))
 
     def read(self, num_rows: int) -> Iterator[pa.Table]:
@@ -164,18 +164,8 @@ def _compare_logprobs(
         comparison.logprob_difference, comparison.logprob_row = greatest, row_id
 
 
-def same_bytes(a: Side, b: Side) -> bool:
+def same_parts(a: Side, b: Side) -> bool:
     """True if both have the same parts, byte for byte."""
-    if [os.path.basename(path) for path in a.paths] != [os.path.basename(p) for p in b.paths]:
+    if [name_of(path) for path in a.paths] != [name_of(path) for path in b.paths]:
         return False
-    return all(_same_file(*pair) for pair in zip(a.paths, b.paths, strict=True))
-
-
-def _same_file(a: str, b: str) -> bool:
-    if os.path.getsize(a) != os.path.getsize(b):
-        return False
-    with open(a, "rb") as left, open(b, "rb") as right:
-        while piece := left.read(2**20):
-            if piece != right.read(2**20):
-                return False
-    return True
+    return all(same_bytes(*pair) for pair in zip(a.paths, b.paths, strict=True))

@@ -1,18 +1,18 @@
-"""Drafts: parts under a hidden name until they are whole. Renaming is the commit."""
+"""Drafts: parts that nobody sees until they are whole."""
 
 import hashlib
-import os
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.folder import draft_path, explained, part_name
+from jobs.folder import explained, part_name
 from jobs.parts import is_bulky
 from jobs.plan import Shard
 from jobs.report import Part
+from jobs.storage import storage_of
 
 _ROW_GROUP_BYTES = 128 * 2**20
 "Most bytes of a row group, so that a reader with little memory can go through a part."
@@ -24,11 +24,11 @@ class PartWriter:
     def __init__(self, folder: str, shard: Shard, schema: pa.Schema, file_format: str) -> None:
         self.name = part_name(shard.index, file_format)
         self._folder = folder
-        self._draft = draft_path(folder, self.name.removesuffix(f".{file_format}"))
         self._num_rows = 0
         self._is_whole = False
         with explained(folder):
-            self._file = _HashingFile(self._draft)
+            self._draft = storage_of(folder).draft(self.name)
+            self._file = _HashingFile(self._draft.file)
             self._writer = _open_writer(self._file, schema, file_format)
 
     def __enter__(self) -> Self:
@@ -46,31 +46,28 @@ class PartWriter:
             self._writer.close()
         with suppress(OSError):
             self._file.close()
-        with suppress(OSError):
-            os.unlink(self._draft)
+        self._draft.discard()
 
     def append(self, table: pa.Table) -> None:
         """Adds rows, as row groups that a reader with little memory can take one at a time."""
         if not table.num_rows:
             return
-        with explained(self._folder):
+        with explained(self._draft.place):
             for piece in _pieces(table):
                 self._writer.write_table(piece)
         self._num_rows += table.num_rows
 
     def finish(self) -> Part:
         """Brings the draft to the disk, whole and still hidden, and says what it is."""
-        with explained(self._folder):
+        with explained(self._draft.place):
             self._writer.close()
-            self._file.flush_to_disk()
-            self._file.close()
-            size = os.path.getsize(self._draft)
+            size = self._draft.seal()
         return Part(self.name, self._num_rows, size, self._file.sha256)
 
     def commit(self) -> None:
         """Makes the part visible under its own name."""
         with explained(self._folder):
-            os.replace(self._draft, os.path.join(self._folder, self.name))
+            self._draft.publish()
         self._is_whole = True
 
 
@@ -125,8 +122,8 @@ class _HashingFile:
 
     closed = False
 
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by close(), as Arrow expects.
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._hash = hashlib.sha256()
 
     @property
@@ -143,11 +140,6 @@ class _HashingFile:
 
     def flush(self) -> None:
         self._file.flush()
-
-    def flush_to_disk(self) -> None:
-        """Returns when the bytes would survive a loss of power."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self.closed = True

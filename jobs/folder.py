@@ -11,32 +11,28 @@ out/
 
 import errno
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import pyarrow as pa
 
 from jobs.errors import OutputError
-
-_TOKEN = secrets.token_hex(4)
-"Tells this process from those of the same number on other machines."
+from jobs.storage import join, name_of, storage_of
+from jobs.store import store_remedy
 
 JOB, PLAN, MANIFEST, SUCCESS = "_job.json", "_plan.json", "_manifest.json", "_SUCCESS"
 RECORDS = "_records"
 PART = re.compile(r"part-\d{5,}\.(parquet|arrow)")
 RECORD = re.compile(r"part-\d{5,}\.json")
-DRAFT = re.compile(r"\.(part-\d{5,}(\.json)?|_\w+\.json)\.\w+\.draft")
+DRAFT = re.compile(r"\.(part-\d{5,}(\.json)?|_\w+(\.json)?)\.\w+\.draft")
 
 
 def mark_unfinished(folder: str) -> None:
     """Takes back that the folder is whole, since parts are about to be added or mended."""
     with explained(folder):
         for name in (SUCCESS, MANIFEST):
-            Path(folder, name).unlink(missing_ok=True)
+            storage_of(folder).delete(name)
     sweep_drafts(folder)
 
 
@@ -48,42 +44,23 @@ def write_json(
     is_durable: waits until it would survive a loss of power.
     """
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    draft = draft_path(folder, name)
     with explained(folder):
-        os.makedirs(os.path.dirname(draft), exist_ok=True)
-        try:
-            with open(draft, "w", encoding="utf-8") as file:
-                file.write(text)
-                if is_durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(draft, os.path.join(folder, name))
-        finally:
-            Path(draft).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: str) -> None:
-    """Returns when new names in the folder would survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # Some network storage keeps names by itself.
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        storage_of(folder).write(name, text.encode(), is_durable=is_durable)
 
 
 def sweep_drafts(folder: str) -> None:
     """Deletes what workers that died have left behind."""
+    storage = storage_of(folder)
     with explained(folder):
-        for place in (folder, os.path.join(folder, RECORDS)):
-            for name in os.listdir(place) if os.path.isdir(place) else ():
+        for place in ("", RECORDS):
+            for name in storage.names(place) if storage.exists(place) else ():
                 if DRAFT.fullmatch(name):
-                    Path(place, name).unlink(missing_ok=True)
+                    storage.delete(f"{place}/{name}" if place else name)
 
 
 def check_parts(folder: str, names: Sequence[str]) -> None:
     """Raises OutputError unless all parts that workers reported are in the folder."""
-    missing = sorted(set(names) - {os.path.basename(path) for path in list_parts(folder)})
+    missing = sorted(set(names) - {name_of(path) for path in list_parts(folder)})
     if missing:
         raise OutputError(
             f"{folder}: {missing[0]} was written by a worker and is not here. Use storage that "
@@ -94,24 +71,30 @@ def check_parts(folder: str, names: Sequence[str]) -> None:
 def mark_success(folder: str) -> None:
     """Says that every row is accounted for. The last thing written."""
     with explained(folder):
-        _sync_folder(folder)
-        Path(folder, SUCCESS).touch()
+        storage_of(folder).sync()
+        storage_of(folder).write(SUCCESS, b"", is_durable=False)
 
 
 def is_finished(folder: str) -> bool:
     """True if every row of the folder's job is accounted for."""
-    return all(os.path.exists(os.path.join(folder, name)) for name in (SUCCESS, MANIFEST))
+    return _has(folder, SUCCESS, MANIFEST)
 
 
 def has_job(folder: str) -> bool:
     """True if the folder says which job it is for, and has not begun to be cleared."""
-    return all(os.path.exists(os.path.join(folder, name)) for name in (JOB, PLAN))
+    return _has(folder, JOB, PLAN)
+
+
+def _has(folder: str, *names: str) -> bool:
+    with readable(folder):
+        return all(storage_of(folder).exists(name) for name in names)
 
 
 def read_json(folder: str, name: str) -> dict[str, object]:
     """Reads one of the folder's JSON files. Raises OutputError if it is not there."""
+    storage = storage_of(folder)
     try:
-        content: dict[str, object] = json.loads(Path(folder, name).read_text("utf-8"))
+        content: dict[str, object] = json.loads(storage.read(name).decode())
     except (OSError, ValueError) as error:
         raise OutputError(f"{folder}: not the output of a job: {error}") from error
     return content
@@ -119,26 +102,15 @@ def read_json(folder: str, name: str) -> dict[str, object]:
 
 def list_parts(folder: str) -> list[str]:
     """Paths of the finished parts, in row order."""
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be read: {error}") from error
-    parts = [name for name in names if PART.fullmatch(name)]
+    with readable(folder):
+        parts = [name for name in storage_of(folder).names() if PART.fullmatch(name)]
     # Numbers are compared as numbers: part-100000 comes after part-99999.
-    return [
-        os.path.join(folder, name) for name in sorted(parts, key=lambda name: (len(name), name))
-    ]
+    return [join(folder, name) for name in sorted(parts, key=lambda name: (len(name), name))]
 
 
 def part_name(index: int, file_format: str) -> str:
     """Name of the part that holds the shard of the same number."""
     return f"part-{index:05d}.{file_format}"
-
-
-def draft_path(folder: str, name: str) -> str:
-    """Where a file is written until it is whole: hidden from readers, and swept by a new claim."""
-    parent, name = os.path.split(name)
-    return os.path.join(folder, parent, f".{name}.{os.getpid()}_{_TOKEN}.draft")
 
 
 _REMEDIES = {
@@ -152,12 +124,22 @@ _REMEDIES = {
 
 
 @contextmanager
+def readable(folder: str) -> Iterator[None]:
+    """Says which folder or file could not be read."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be read: {error}") from error
+
+
+@contextmanager
 def explained(folder: str) -> Iterator[None]:
     """Says which folder could not be written, and what may help."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "Mend it")
+        number = getattr(error, "errno", None) or 0
+        remedy = store_remedy(error) or _REMEDIES.get(number, "Mend it")
         raise OutputError(
             f"{folder}: cannot be written: {error}. {remedy}, then run again with --resume: what "
             "is finished is kept."

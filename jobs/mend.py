@@ -1,7 +1,6 @@
 """A finished part that is mended: rows whose error may pass are answered again, the others stay."""
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from jobs.records import read_record
 from jobs.report import ShardReport
 from jobs.rows import Rows
 from jobs.schema import output_table
+from jobs.storage import join
 
 
 def completed_rows(
@@ -34,7 +34,7 @@ def completed_rows(
 
 def open_old_part(plan: Plan, shard: Shard) -> "OldPart | None":
     """The shard's part; None if it is not what was written, so that all of it is to be done."""
-    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
+    path = join(plan.job.output, part_name(shard.index, plan.job.output_format))
     record = read_record(plan.job.output, shard)
     try:
         is_sound = record is not None and hash_part(path) == record.part.sha256

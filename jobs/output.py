@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from jobs.claim import LOCK, OWNER, refuse_owned
-from jobs.errors import OutputError, RefusedError, SettingError
+from jobs.errors import RefusedError, SettingError
 from jobs.folder import (
     DRAFT,
     JOB,
@@ -17,8 +16,10 @@ from jobs.folder import (
     RECORDS,
     SUCCESS,
     explained,
+    readable,
     sweep_drafts,
 )
+from jobs.storage import Storage, storage_of
 
 Start = Literal["new", "resume", "retry_failed", "overwrite"]
 """What is to become of an output that is there: refused, completed, mended, or deleted."""
@@ -28,26 +29,13 @@ def check_output(folder: str, start: Start, *, is_owned: bool = False) -> None:
     """Looks at what is in the output folder and leaves it. is_owned: this run has claimed it.
 
     Raises RefusedError if it holds what must not be touched, or another run has it; SettingError if
-    it cannot be a folder; OutputError if it must not be written.
+    it cannot be a folder; OutputError if it must not be written, or cannot be reached.
     """
     if not folder:
         raise SettingError("the output folder has no name. Name one.")
-    if "://" in folder:
-        raise SettingError(
-            f"{folder}: only local folders can be written. Give a path without a scheme."
-        )
-    path = Path(folder)
-    if not path.exists():
-        parent = next(parent for parent in path.absolute().parents if parent.exists())
-        if not parent.is_dir():
-            raise SettingError(f"{folder}: {parent} is a file. Choose another folder.")
-        _check_writable(parent)
-    elif not path.is_dir():
-        raise SettingError(f"{folder}: is a file. Choose a folder.")
-    else:
-        _check_writable(path)
-        if not is_owned:
-            refuse_owned(folder)
+    storage_of(folder).check()
+    if not is_owned:
+        refuse_owned(folder)
     _check_contents(folder, start, _contents(folder))
 
 
@@ -79,18 +67,12 @@ def _check_contents(folder: str, start: Start, names: Sequence[str]) -> None:
 
 def _contents(folder: str) -> list[str]:
     """Names in the folder, without what a run leaves that has written nothing yet."""
-    if not os.path.exists(folder):
-        return []
-    names = sorted(set(os.listdir(folder)) - {OWNER, LOCK})
-    if RECORDS in names:
-        inside = sorted(os.listdir(os.path.join(folder, RECORDS)))
-        names += [os.path.join(RECORDS, name) for name in inside if not RECORD.fullmatch(name)]
+    storage = storage_of(folder)
+    with readable(folder):
+        names = sorted(set(storage.names() if storage.exists() else ()) - {OWNER, LOCK})
+        inside = sorted(storage.names(RECORDS)) if RECORDS in names else []
+    names += [os.path.join(RECORDS, name) for name in inside if not RECORD.fullmatch(name)]
     return [name for name in names if not DRAFT.fullmatch(os.path.basename(name))]
-
-
-def _check_writable(path: Path) -> None:
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: no permission to write here. Choose another folder.")
 
 
 def _is_ours(name: str) -> bool:
@@ -99,14 +81,14 @@ def _is_ours(name: str) -> bool:
 
 def clear_output(folder: str) -> None:
     """Deletes what an earlier job wrote. Should it be broken off, the rest still is a job's."""
-    names = _contents(folder)
+    names, storage = _contents(folder), storage_of(folder)
     _check_contents(folder, "overwrite", names)
     with explained(folder):
         for name in sorted(names, key=_order_of_deletion):
             if name == RECORDS:
-                _clear_records(os.path.join(folder, RECORDS))
+                _clear_records(storage)
             else:
-                os.unlink(os.path.join(folder, name))
+                storage.delete(name)
     sweep_drafts(folder)
 
 
@@ -115,8 +97,8 @@ def _order_of_deletion(name: str) -> tuple[bool, int]:
     return name != SUCCESS, (PLAN, JOB).index(name) + 1 if name in (PLAN, JOB) else 0
 
 
-def _clear_records(folder: str) -> None:
-    for name in os.listdir(folder):
+def _clear_records(storage: Storage) -> None:
+    for name in storage.names(RECORDS):
         if RECORD.fullmatch(name) or DRAFT.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
-    os.rmdir(folder)
+            storage.delete(f"{RECORDS}/{name}")
+    storage.delete_folder(RECORDS)

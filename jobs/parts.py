@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import OutputError
+from jobs.storage import name_of, storage_of_file
 
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 "What a damaged file may raise: a ValueError where text in it is none."
@@ -19,31 +21,42 @@ def is_bulky(field: pa.Field) -> bool:
 
 def read_part(path: str, columns: list[str] | None = None) -> pa.Table:
     """Reads a part of either format, all columns or some."""
-    try:
-        if path.endswith(".arrow"):
-            with pa.memory_map(path) as file:
-                table = pa.ipc.open_file(file).read_all()
-            return table if columns is None else table.select(columns)
-        return pq.ParquetFile(path).read(columns)
-    except _UNREADABLE as error:
-        raise OutputError(f"{path}: cannot be read: {error}") from error
+    with _opened(path) as file:
+        if not _is_arrow(path):
+            return pq.ParquetFile(file).read(columns)
+        table = _open_arrow(file, columns).read_all()
+        return table if columns is None else table.select(columns)
 
 
 def part_schema(path: str) -> pa.Schema:
     """The schema of a part of either format."""
-    try:
-        if path.endswith(".arrow"):
-            with pa.memory_map(path) as file:
-                return pa.ipc.open_file(file).schema
-        return pq.read_schema(path)
-    except _UNREADABLE as error:
-        raise OutputError(f"{path}: cannot be read: {error}") from error
+    with _opened(path) as file:
+        return _open_arrow(file).schema if _is_arrow(path) else pq.read_schema(file)
 
 
 def hash_part(path: str) -> str:
     """SHA-256 of a part's bytes. Raises OSError if it cannot be read."""
-    with open(path, "rb") as file:
+    storage, name = storage_of_file(path)
+    with storage.open_stream(name) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def part_size(path: str) -> int:
+    """Bytes of a part. Raises OSError if it is not there."""
+    storage, name = storage_of_file(path)
+    return storage.size(name)
+
+
+def same_bytes(a: str, b: str) -> bool:
+    """True if two parts are the same, byte for byte."""
+    if part_size(a) != part_size(b):
+        return False
+    (storage_a, name_a), (storage_b, name_b) = storage_of_file(a), storage_of_file(b)
+    with storage_a.open_stream(name_a) as left, storage_b.open_stream(name_b) as right:
+        while piece := left.read(2**20):
+            if piece != right.read(2**20):
+                return False
+    return True
 
 
 def same_schema(a: pa.Schema, b: pa.Schema) -> bool:
@@ -54,16 +67,12 @@ def same_schema(a: pa.Schema, b: pa.Schema) -> bool:
 
 def part_num_rows(path: str) -> int:
     """How many rows a part of either format has, by its footer."""
-    try:
-        if path.endswith(".arrow"):
-            with pa.memory_map(path) as file:
-                batches = pa.ipc.open_file(file)
-                return sum(
-                    batches.get_batch(index).num_rows for index in range(batches.num_record_batches)
-                )
-        return int(pq.read_metadata(path).num_rows)
-    except _UNREADABLE as error:
-        raise OutputError(f"{path}: cannot be read: {error}") from error
+    with _opened(path) as file:
+        if not _is_arrow(path):
+            return int(pq.read_metadata(file).num_rows)
+        batches = _open_arrow(file, _open_arrow(file).schema.names[:1])
+        places = range(batches.num_record_batches)
+        return sum(batches.get_batch(place).num_rows for place in places)
 
 
 class PartReader:
@@ -93,12 +102,38 @@ class PartReader:
 
 def read_pieces(path: str) -> Iterator[pa.Table]:
     """A part's rows as they were written: no piece is larger than a worker's memory allows."""
-    if path.endswith(".arrow"):
-        with pa.memory_map(path) as file:
-            batches = pa.ipc.open_file(file)
+    storage, name = storage_of_file(path)
+    with storage.open_file(name) as file:  # What a reading raises is the caller's to explain.
+        if _is_arrow(path):
+            batches = _open_arrow(file)
             for index in range(batches.num_record_batches):
                 yield pa.Table.from_batches([batches.get_batch(index)])
-    else:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                yield file.read_row_group(group)
+        else:
+            groups = pq.ParquetFile(file)
+            for group in range(groups.num_row_groups):
+                yield groups.read_row_group(group)
+
+
+def _is_arrow(path: str) -> bool:
+    return name_of(path).endswith(".arrow")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[pa.NativeFile]:
+    storage, name = storage_of_file(path)
+    try:
+        with storage.open_file(name) as file:
+            yield file
+    except _UNREADABLE as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error
+
+
+def _open_arrow(
+    file: pa.NativeFile, columns: list[str] | None = None
+) -> "pa.ipc.RecordBatchFileReader":
+    """Opens an Arrow file. columns: all that is to be read of it."""
+    batches = pa.ipc.open_file(file)
+    if columns is None:
+        return batches
+    wanted = [index for index, name in enumerate(batches.schema.names) if name in columns]
+    return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted))

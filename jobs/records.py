@@ -4,18 +4,17 @@ The record is written after the part has got its name, and removed before it get
 where there is one, it is this part's.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pyarrow as pa
 
 from jobs.errors import OutputError
 from jobs.folder import RECORDS, explained, part_name, read_json, write_json
-from jobs.parts import part_num_rows, part_schema, same_schema
+from jobs.parts import part_num_rows, part_schema, part_size, same_schema
 from jobs.plan import Plan, Shard
 from jobs.report import ShardReport
 from jobs.schema import output_schema
+from jobs.storage import join, storage_of
 
 
 def write_record(folder: str, report: ShardReport) -> None:
@@ -29,7 +28,7 @@ def write_record(folder: str, report: ShardReport) -> None:
 def drop_record(folder: str, shard: Shard) -> None:
     """Removes the record of a part that is about to be written."""
     with explained(folder):
-        Path(folder, _record_name(shard)).unlink(missing_ok=True)
+        storage_of(folder).delete(_record_name(shard))
 
 
 def read_record(folder: str, shard: Shard) -> ShardReport | None:
@@ -51,12 +50,12 @@ def find_finished(plan: Plan) -> list[ShardReport]:
 def _finished(plan: Plan, shard: Shard, schema: pa.Schema) -> ShardReport | None:
     folder = plan.job.output
     record = read_record(folder, shard)
-    path = os.path.join(folder, part_name(shard.index, plan.job.output_format))
+    path = join(folder, part_name(shard.index, plan.job.output_format))
     if record is None or record.shard != shard or record.counts.rows != shard.num_rows:
         return None
     try:
         is_whole = (
-            os.path.getsize(path) == record.part.size_bytes
+            part_size(path) == record.part.size_bytes
             and part_num_rows(path) == shard.num_rows
             and same_schema(part_schema(path), schema)
         )
@@ -66,4 +65,4 @@ def _finished(plan: Plan, shard: Shard, schema: pa.Schema) -> ShardReport | None
 
 
 def _record_name(shard: Shard) -> str:
-    return os.path.join(RECORDS, f"part-{shard.index:05d}.json")
+    return join(RECORDS, f"part-{shard.index:05d}.json")

@@ -1,6 +1,5 @@
 """A finished row beside what its model answers now."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from jobs.folder import part_name
 from jobs.parts import read_part
 from jobs.plan import Plan, Shard
 from jobs.rows import Rows
+from jobs.storage import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def compare_rows(
     names += ["num_prompt_tokens"]
     names += ["logprobs"] * (plan.job.logprobs is not None)
     names += ["top_ids", "top_logprobs"] * bool(plan.job.logprobs)
-    path = os.path.join(plan.job.output, part_name(shard.index, plan.job.output_format))
+    path = join(plan.job.output, part_name(shard.index, plan.job.output_format))
     prefix, kept = plan.job.output_prefix, list(plan.kept_columns)
     table = read_part(path, [*(prefix + name for name in names), *kept])
     columns = {name: table.column(prefix + name) for name in names}

@@ -2,15 +2,15 @@
 
 import dataclasses
 import json
-import os
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
-from jobs.compare import Comparison, Side, compare_outputs, same_bytes
+from jobs.compare import Comparison, Side, compare_outputs, same_parts
 from jobs.errors import OutputError
-from jobs.folder import list_parts, part_name
+from jobs.folder import list_parts, part_name, readable
+from jobs.storage import name_of
 from runner.manifest import read_intent
 from runner.words import counted, finite
 
@@ -21,13 +21,14 @@ def diff_outputs(a: str, b: str) -> tuple[Comparison, bool]:
     Raises OutputError if one of them is no output or has no part yet.
     """
     first, second = _side(a), _side(b)
-    return compare_outputs(first, second), same_bytes(first, second)
+    with readable(f"{a} or {b}"):
+        return compare_outputs(first, second), same_parts(first, second)
 
 
 def _side(folder: str) -> Side:
     intent, paths = read_intent(folder), list_parts(folder)
     identity = intent.job["identity"]
-    present = {os.path.basename(path) for path in paths}
+    present = {name_of(path) for path in paths}
     for index in range(len(intent.plan["shards"])):
         name = part_name(index, identity["output_format"])
         if name not in present:

@@ -12,6 +12,7 @@ from jobs.model import DEMO, ModelFacts, settle_dtype
 from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
 from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
 from jobs.schema import output_schema
+from jobs.storage import absolute_folder, is_uri
 from workers.engine import Capabilities, load_engine, settle_max_length
 
 
@@ -79,7 +80,7 @@ def _anchored(job: Job, *, reads_model: bool) -> Job:
         tokenizer = None if model.tokenizer is None else absolute(model.tokenizer)
         model = dataclasses.replace(model, path=absolute(model.path), tokenizer=tokenizer)
     source = job.input if "://" in job.input else os.path.abspath(job.input)
-    return dataclasses.replace(job, model=model, input=source, output=os.path.abspath(job.output))
+    return dataclasses.replace(job, model=model, input=source, output=absolute_folder(job.output))
 
 
 def _notes(
@@ -109,6 +110,8 @@ def _tokens(token_ids: Sequence[int]) -> str:
 
 def _check_places(job: Job, source: RowSource) -> None:
     """Neither may the output destroy the input, nor become part of it."""
+    if is_uri(job.output):  # The input lies on a disk.
+        return
     output = os.path.realpath(job.output)
     for file in source.files:
         if _is_inside(os.path.realpath(file.path), output):

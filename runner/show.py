@@ -1,6 +1,5 @@
 """Looking at an output: counts and lengths of all rows, or one row token by token."""
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -13,6 +12,7 @@ from jobs.errors import InputError, ModelError, OutputError
 from jobs.folder import JOB, PLAN, list_parts, part_name, read_json
 from jobs.model import ModelRef
 from jobs.parts import is_bulky, part_schema, read_part
+from jobs.storage import join
 from runner.words import counted
 from workers.engine import load_engine
 
@@ -116,7 +116,7 @@ def _find_row(folder: str, column: str, row_id: int) -> tuple[dict[str, object],
     if index is None:
         there_are = f"Rows are 0 to {shards[-1][1] - 1}" if shards[-1][1] else "There are no rows"
         raise InputError(f"{folder}: no row {row_id}. {there_are}.")
-    path = os.path.join(folder, part_name(index, file_format))
+    path = join(folder, part_name(index, file_format))
     schema = part_schema(path)
     bulky = {field.name: str(field.type) for field in schema if is_bulky(field)}
     names = [name for name in schema.names if name not in bulky]

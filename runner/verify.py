@@ -1,7 +1,6 @@
 """Proving an output: every planned row once, in order, whole, and repeatable."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from jobs.records import read_record
 from jobs.repeat import Repeat
 from jobs.report import Counts, Part, ShardReport
 from jobs.sampling import RowSampling
+from jobs.storage import absolute_folder, join, name_of
 from runner.manifest import Intent, describe_job, read_asked, read_intent
 from runner.plan import make_plan
 from runner.words import counted, finite
@@ -54,7 +54,7 @@ def verify_output(folder: str, rerun_sample: int) -> Verdict:
     file_format = intent.job["identity"]["output_format"]
     shards = [Shard(i, start, stop) for i, (start, stop) in enumerate(intent.plan["shards"])]
     names = {shard: part_name(shard.index, file_format) for shard in shards}
-    present = {os.path.basename(path) for path in list_parts(folder)}
+    present = {name_of(path) for path in list_parts(folder)}
     there = [shard for shard in shards if names[shard] in present]
     records = {shard: record for shard in there if (record := read_record(folder, shard))}
     verdict.parts = len(present)
@@ -101,7 +101,7 @@ def _check_parts(
     )
 
     def check(shard: Shard) -> list[str]:
-        path = os.path.join(folder, names[shard])
+        path = join(folder, names[shard])
         return list(check_part(path, shard, records[shard], expected))
 
     with ThreadPoolExecutor(max_workers=4) as readers:
@@ -139,7 +139,7 @@ def _repeat(verdict: Verdict, intent: Intent, num_rows: int) -> None:
     """Answers rows again that lie evenly over the output."""
     from workers.rerun import rerun_rows  # Brings torch with it.
 
-    job = replace(read_asked(verdict.folder), output=os.path.abspath(verdict.folder))
+    job = replace(read_asked(verdict.folder), output=absolute_folder(verdict.folder))
     try:
         plan = make_plan(job)
         different = find_differences(intent.identity, describe_job(plan).identity)
