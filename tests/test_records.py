@@ -375,7 +375,7 @@ def begun(plan: Plan, lessons: Lessons | None = None) -> tuple[Worker, Shard, Sh
 
 def no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on there is memory enough."""
-    monkeypatch.setattr("workers.engines.faults.play_faults", lambda prompts: None)
+    monkeypatch.setattr("workers.engines.faults.play_faults", lambda *_: None)
 
 
 PROMPTS: list[str | None] = [
@@ -538,7 +538,7 @@ def test_a_retry_that_is_broken_off_leaves_the_part_as_it_was(
     worker, shard, first = begun(plan)
     content = part_path(plan, 0).read_bytes()
 
-    def fail(prompts: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("a kernel failed")
 
     monkeypatch.setattr("workers.engines.faults.play_faults", fail)
@@ -611,13 +611,15 @@ def test_rows_beside_a_mended_one_are_repeated_in_the_batches_that_they_were_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 1 ended its worker and was left out of the batch; mended, it was in one of its own."""
-    plan = retry_job(tmp_path, "out", ["aaaa", "bbb", "cc", "d"], rows_per_batch=2)
+    plan = retry_job(
+        tmp_path, "out", ["aaaa", "bbb", "cc", "d"], rows_per_batch=2, schedule="fixed"
+    )
     worker = open_worker(plan)
     [shard] = plan.shards
     batches: list[list[int]] = []
     monkeypatch.setattr(
         "workers.engines.faults.play_faults",
-        lambda prompts: batches.append([prompt.row_id for prompt in prompts]),
+        lambda prompts, _: batches.append([prompt.row_id for prompt in prompts]),
     )
     error = RowError("generate", "worker_crash", "It died.", attempts=2, retryable=True)
     worker.run_shard(shard, Lessons(((1, error),)))

@@ -712,7 +712,7 @@ def test_a_row_that_did_not_fit_alone_is_no_fault_whether_it_fits_now_or_not(
     job = make_job(source, tmp_path / "out", ModelRef("faulty", engine="echo"), rows_per_batch=1)
     out = finish(job)
     if not is_short:
-        monkeypatch.setattr("workers.engines.faults.play_faults", lambda prompts: None)
+        monkeypatch.setattr("workers.engines.faults.play_faults", lambda *_: None)
 
     verdict = repeated(out)
 
@@ -729,7 +729,7 @@ def test_rows_that_were_mended_are_not_answered_again(
     plan = prepared(job)
     worker = open_worker(plan)
     worker.run_shard(plan.shards[0])
-    monkeypatch.setattr("workers.engines.faults.play_faults", lambda prompts: None)
+    monkeypatch.setattr("workers.engines.faults.play_faults", lambda *_: None)
     write_manifest(plan, None, [worker.retry_shard(plan.shards[0])], 0.0)
     mark_success(plan.job.output)
 
