@@ -1,8 +1,8 @@
 """Rows of a shard into fixed batches: a pure function of the rows' lengths and the job.
 
 without logits   longest first, so that rows of a batch end together; put in order at the end
-with logits      in input order, so that each batch can be written when it ends, and no worker
-                 holds the logits of two
+with logits      in input order, so that each batch can be written when it ends, while the next
+                 one runs
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,9 @@
 """transformers' decoder-only models, run in ragged batches on a CPU or a GPU."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from threading import Lock
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,6 +45,8 @@ class TorchEngine:
         self._dtype = dtype
         self._pipeline: SampledPipeline | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._turn: AbstractContextManager[object] = Lock()
+        "Taken to use the tokenizer: one shard is read while another is answered."
 
     read_facts = staticmethod(model_facts.read_facts)
 
@@ -62,6 +66,8 @@ class TorchEngine:
         folder = find_model(self._model)
         if self._facts.has_tokenizer:
             self._tokenizer = _load_tokenizer(self._model, folder)
+            if self._tokenizer.is_fast:  # It may be used by two threads at once.
+                self._turn = nullcontext()
         model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
         shapes = prove_ragged(model)
         self._pipeline = SampledPipeline(
@@ -75,22 +81,29 @@ class TorchEngine:
         return self._pipeline
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
-        assert self._tokenizer is not None, "the model has no tokenizer"
-        ids: list[list[int]] = self._tokenizer(
-            list(texts), add_special_tokens=add_special_tokens, verbose=False
-        )["input_ids"]
+        """Token ids of each text.
+
+        One after the other: a list would be spread over every core of the machine, whatever the
+        job may use.
+        """
+        tokenizer, ids = self._tokenizer, []
+        assert tokenizer is not None, "the model has no tokenizer"
+        for text in texts:
+            with self._turn:
+                encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+            ids.append(list(encoded["input_ids"]))
         return ids
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Text of each list of ids, special tokens left out; None without a tokenizer."""
         if self._tokenizer is None:
             return [None] * len(token_ids)
-        texts: Sequence[str] = self._tokenizer.batch_decode(
-            [list(ids) for ids in token_ids],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        with self._turn:
+            texts: Sequence[str] = self._tokenizer.batch_decode(
+                [list(ids) for ids in token_ids],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
         return list(texts)
 
     def generate(
