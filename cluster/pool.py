@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from cluster.placement import Resources, Seats
+from cluster.process import WorkerProcess
 from cluster.queue import ShardQueue
 from cluster.trial import Call, Cause, Trial, reason_of
 from cluster.watch import Watch
@@ -22,7 +23,6 @@ from jobs.plan import Plan, Shard
 from jobs.report import ShardReport
 from jobs.stop import Stop
 from jobs.tolerance import Tolerance
-from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Pool:
     ) -> None:
         self._actor_class = ray.remote(
             max_restarts=0, max_task_retries=0, num_cpus=seats.cpus, num_gpus=seats.gpus
-        )(Worker)
+        )(WorkerProcess)
         # Put once: the plan names every input file, and there may be many.
         self._plan = ray.put(plan)
         self._rows_per_batch = plan.job.packing.rows_per_batch

@@ -1,25 +1,33 @@
-"""transformers' decoder-only models, run in ragged batches on a CPU or a GPU."""
+"""transformers' decoder-only models, run in ragged batches on a CPU or a GPU.
 
+torch and transformers take seconds to import, so that is done when the model is opened: who plans a
+job asks what is known of the model, and no more.
+"""
+
+import glob
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Lock
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from jobs.completion import Capture, Completion
 from jobs.model import Device, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
-from workers.batch import SampledPipeline
-from workers.complete import complete_batch
 from workers.engine import Capabilities
-from workers.model import facts as model_facts
-from workers.model import loading
+from workers.model import known
 from workers.model.folder import find_model, find_tokenizer
-from workers.model.proof import prove_ragged
-from workers.model.ragged import RaggedForward
 from workers.pipeline import PipelineLimits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from workers.batch import SampledPipeline
+
+_GPU_DEVICES = ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+"Without one of these Linux has no GPU that torch could see."
 
 
 class TorchEngine:
@@ -48,11 +56,15 @@ class TorchEngine:
         self._turn: AbstractContextManager[object] = Lock()
         "Taken to use the tokenizer: one shard is read while another is answered."
 
-    read_facts = staticmethod(model_facts.read_facts)
+    read_facts = staticmethod(known.read_facts)
 
     @staticmethod
     def find_device(device: Device) -> str:
         """A GPU if there is one, unless something else is asked for."""
+        if device == "cpu" or (device == "auto" and not _may_have_gpu()):
+            return "cpu"
+        from workers.model import loading
+
         return loading.find_device(device)
 
     @staticmethod
@@ -61,8 +73,13 @@ class TorchEngine:
         tokenizer = _load_tokenizer(model, find_model(model))
         return [str(tokenizer.decode([token_id])) for token_id in token_ids]
 
-    def open(self) -> SampledPipeline:
+    def open(self) -> "SampledPipeline":
         """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
+        from workers.batch import SampledPipeline
+        from workers.model import loading
+        from workers.model.proof import prove_ragged
+        from workers.model.ragged import RaggedForward
+
         folder = find_model(self._model)
         if self._facts.has_tokenizer:
             self._tokenizer = _load_tokenizer(self._model, folder)
@@ -110,11 +127,19 @@ class TorchEngine:
         self, prompts: Sequence[Prompt], sampling: RowSampling, capture: Capture
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
+        from workers.complete import complete_batch
+
         assert self._pipeline is not None, "the engine is not open"
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode)
 
 
-def _load_tokenizer(model: ModelRef, folder: Path) -> PreTrainedTokenizerBase:
+def _may_have_gpu() -> bool:
+    return sys.platform != "linux" or any(glob.glob(pattern) for pattern in _GPU_DEVICES)
+
+
+def _load_tokenizer(model: ModelRef, folder: Path) -> "PreTrainedTokenizerBase":
+    from workers.model import loading
+
     return loading.load_tokenizer(
         find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
     )
