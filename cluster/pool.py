@@ -1,12 +1,11 @@
 """The pool: shards out to workers, reports back. The only ray.remote and ray.wait.
 
 Each worker has one call in flight, so that the shard that kills a worker is known. What becomes of
-a shard whose worker is lost stands in trial.py.
+a shard whose worker is lost stands in trial.py, and whose turn it is in queue.py.
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,8 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from cluster.placement import Resources, Seats
+from cluster.process import WorkerProcess
+from cluster.queue import ShardQueue
 from cluster.trial import Call, Cause, Trial, reason_of
 from cluster.watch import Watch
 from jobs.errors import JobError, MemoryShortError, WorkerError
@@ -22,7 +23,6 @@ from jobs.plan import Plan, Shard
 from jobs.report import ShardReport
 from jobs.stop import Stop
 from jobs.tolerance import Tolerance
-from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Pool:
     ) -> None:
         self._actor_class = ray.remote(
             max_restarts=0, max_task_retries=0, num_cpus=seats.cpus, num_gpus=seats.gpus
-        )(Worker)
+        )(WorkerProcess)
         # Put once: the plan names every input file, and there may be many.
         self._plan = ray.put(plan)
         self._rows_per_batch = plan.job.packing.rows_per_batch
@@ -69,7 +69,7 @@ class Pool:
         self._watch = Watch(tolerance)
         self._calls: dict[ray.ObjectRef[Any], Call] = {}
         self._idle: list[Any] = []
-        self._waiting, self._lost_at_start = deque[Trial](), 0
+        self._queue, self._lost_at_start = ShardQueue(), 0
 
     def open(self) -> None:
         """Hires the workers and waits for the first."""
@@ -88,7 +88,7 @@ class Pool:
         retried: finished ones; only rows whose error may pass are answered again.
         Ends early if it is asked to stop. Raises what a worker raised, and WorkerError.
         """
-        self._waiting.extend(Trial(shard, shard in retried) for shard in shards)
+        self._queue.extend(Trial(shard, shard in retried) for shard in shards)
         num_left = len(shards)
         while num_left:  # Not: while calls are open; a worker may wait for a seat for ever.
             if not self._stop.is_asked:
@@ -113,16 +113,18 @@ class Pool:
         self._calls[worker.open.remote()] = Call(worker, None)
 
     def _hand_out(self) -> None:
-        while self._idle and self._waiting:
-            worker, trial = self._idle.pop(), self._waiting.popleft()
+        while self._idle and self._queue:
+            worker = self._idle.pop()
+            num_opening = sum(call.trial is None for call in self._calls.values())
+            trial, ahead = self._queue.take(worker, num_free=len(self._idle) + num_opening)
             shard, lessons, rows = trial.shard, trial.lessons, trial.rows_to_try
             if rows is not None:
                 ref = worker.try_rows.remote(shard, *rows, lessons, retry=trial.retry)
             elif trial.retry:
                 ref = worker.retry_shard.remote(shard, lessons)
             else:
-                ref = worker.run_shard.remote(shard, lessons)
-            self._calls[ref] = Call(worker, trial)
+                ref = worker.run_shard.remote(shard, lessons, ahead and ahead.shard)
+            self._calls[ref] = Call(worker, trial, ahead)
 
     def _dismiss_idle(self) -> None:
         for worker in self._idle:
@@ -160,7 +162,7 @@ class Pool:
             logger.debug("a worker is ready")
         elif report is None:
             call.trial.passed()
-            self._waiting.appendleft(call.trial)
+            self._queue.put_back(call.trial)
         else:
             self._watch.learn(report)
         return report
@@ -171,9 +173,9 @@ class Pool:
         cause = error.cause
         if isinstance(cause, MemoryShortError) and call.trial is not None:
             self._idle.append(call.worker)
-            self._repeat(call.trial, "short of memory", str(cause))
+            self._repeat(call, "short of memory", str(cause))
             return
-        ray.kill(call.worker)
+        self._end(call.worker)
         if isinstance(cause, JobError):
             raise cause
         said = f"{type(cause).__name__}: {cause}"
@@ -182,17 +184,17 @@ class Pool:
         logger.warning("a worker failed %s: %s", call.where, said)
         # A new one, since a GPU is of no more use to a process in which one of its calls failed.
         self._hire()
-        self._repeat(call.trial, "raised", said)
+        self._repeat(call, "raised", said)
 
     def _lose(self, call: Call, cause: Cause | None, error: Exception) -> None:
         """Replaces a worker that is gone, unless that happens again and again."""
-        ray.kill(call.worker)
+        self._end(call.worker)
         reason = reason_of(error)
         logger.warning(
             "worker lost %s: %s; going on with a new one", call.where, reason.rstrip(".")
         )
         if call.trial is not None:
-            self._repeat(call.trial, cause, reason)
+            self._repeat(call, cause, reason)
         else:
             self._lost_at_start += 1
             if self._lost_at_start == _ATTEMPTS:
@@ -201,14 +203,12 @@ class Pool:
                 ) from error
         self._hire()
 
-    def _repeat(self, trial: Trial, cause: Cause | None, reason: str) -> None:
-        """Has the shard done again, in the way that its losses suggest."""
-        if cause == "short of memory":
-            trial.short_of_memory(reason, self._rows_per_batch)
-            logger.warning("%s; the batch is halved for this shard", reason)
-        elif cause is not None:
-            trial.lost(cause, reason)
-        self._waiting.appendleft(trial)
+    def _repeat(self, call: Call, cause: Cause | None, reason: str) -> None:
+        self._queue.put_back(call.failed(cause, reason, self._rows_per_batch))
+
+    def _end(self, worker: Any) -> None:
+        self._queue.forget(worker)
+        ray.kill(worker)
 
     def _end_hung(self) -> None:
         for ref, call in list(self._calls.items()):

@@ -5,9 +5,14 @@ left. If no row at all is enough to lose a worker, no row is to blame, and the s
 row alone > lost > row alone > lost again > the row is an error > whole, without it
 search that finds no row > whole: it was chance, so the same is done again, and the bytes are equal
 out of memory > whole, with half the batch
+
+A worker may read another shard beside the one that it answers. What goes wrong may be the other's
+doing: from then on both are done alone, and only of a shard alone it is believed that it raises,
+or does not fit into memory.
 """
 
 import dataclasses
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,6 +22,8 @@ from jobs.completion import RowError
 from jobs.errors import WorkerError
 from jobs.lessons import Lessons
 from jobs.plan import Shard
+
+logger = logging.getLogger(__name__)
 
 _LOSSES = 2
 "Workers that a shard, and then a row alone, may cost before chance is ruled out."
@@ -43,6 +50,8 @@ class Trial:
     shard: Shard
     retry: bool = False
     "Only the rows of a finished part whose error may pass."
+    is_alone: bool = False
+    "No other shard is read beside it any more, nor is it read beside another."
     lessons: Lessons = field(default_factory=Lessons)
     suspects: tuple[int, int] | None = None
     "Rows [start, stop) of which one may be to blame; None while the shard is done as a whole."
@@ -51,6 +60,11 @@ class Trial:
     losses: int = 0
     searches: Counter[str] = field(default_factory=Counter)
     "By cause, how many searches there were."
+
+    @property
+    def may_overlap(self) -> bool:
+        """True if another shard may be read while this one is answered, and the other way round."""
+        return not (self.retry or self.is_alone)
 
     @property
     def rows_to_try(self) -> tuple[int, int] | None:
@@ -153,7 +167,27 @@ class Call:
     "A worker in another process: Ray makes its methods up as they are called."
     trial: Trial | None
     "None while the worker opens the model."
+    ahead: Trial | None = None
+    "Whose shard the worker reads meanwhile."
     since: float = field(default_factory=time.monotonic)
+
+    def failed(self, cause: Cause | None, reason: str, rows_per_batch: int) -> Trial:
+        """The shard, to be done again in the way that its losses suggest. No cause: by chance.
+
+        Raises WorkerError if it is given up.
+        """
+        trial, beside = self.trial, self.ahead
+        assert trial is not None, f"there was no shard {self.where}"
+        trial.is_alone = True
+        if beside is not None:
+            beside.is_alone = True
+        if cause == "short of memory":
+            logger.warning("%s; %s", reason, "again, alone" if beside else "the batch is halved")
+        if cause in ("died", "hung") or (cause == "raised" and beside is None):
+            trial.lost(cause, reason)
+        elif cause == "short of memory" and beside is None:
+            trial.short_of_memory(reason, rows_per_batch)
+        return trial
 
     @property
     def where(self) -> str:

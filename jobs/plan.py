@@ -1,10 +1,10 @@
 """A job settled against its input and its model, and the cutting of rows into shards."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.files import RowSource
-from jobs.job import Job
+from jobs.job import Job, Packing
 from jobs.model import ModelFacts
 from jobs.sampling import Origin, RowSampling
 
@@ -61,6 +61,20 @@ class Plan:
         return bulky_bytes_per_token(self.job, self.facts.vocab_size)
 
     @property
+    def is_written_behind(self) -> bool:
+        """True if a batch's logits are written while the next runs: the budget holds two rows."""
+        row_bytes = self.sampling.max_new_tokens * self.bulky_bytes_per_token
+        return 0 < 2 * row_bytes <= self.job.packing.logits_budget_bytes
+
+    def batch_packing(self, halvings: int) -> Packing:
+        """How rows are grouped into batches, which were halved so often for want of memory."""
+        packing = self.job.packing.halved(halvings)
+        if not self.is_written_behind:
+            return packing
+        half = max(1, packing.logits_budget_bytes // 2)  # The other is for what is written.
+        return replace(packing, logits_budget_bytes=half)
+
+    @property
     def input_columns(self) -> list[str]:
         """Columns that are read: those that are kept, and the prompt."""
         return list(dict.fromkeys([*self.kept_columns, self.prompt_column]))
@@ -86,8 +100,8 @@ def plan_shards(num_rows: int, rows_per_shard: int) -> list[Shard]:
 def bulky_bytes_per_token(job: Job, vocab_size: int) -> int:
     """Bytes of logits, and of long lists of alternatives, that come with each new token.
 
-    Where there are any, a worker holds one batch of them at a time. Short lists do not count: a
-    whole shard of them is small.
+    Where there are any, a worker holds those of the batch that runs and of the one that is written,
+    and no more. Short lists do not count: a whole shard of them is small.
     """
     alternatives = job.logprobs or 0
     return 4 * vocab_size * job.output_logits + 8 * alternatives * (alternatives > FEW_ALTERNATIVES)

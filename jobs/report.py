@@ -31,6 +31,11 @@ class Counts:
     tokenize_seconds: float = 0.0
     generate_seconds: float = 0.0
     write_seconds: float = 0.0
+    "To encode and to write, the last waiting for the disk included."
+    read_wait_seconds: float = 0.0
+    "In which nothing was generated since rows were not yet read and tokenized."
+    write_wait_seconds: float = 0.0
+    "In which nothing was generated since answers were not yet written."
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -42,11 +47,14 @@ class Counts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Counts":
-        """The counts that record() has written. Raises KeyError or TypeError if it has not."""
+        """The counts that record() has written. Raises KeyError or TypeError if it has not.
+
+        Seconds of waiting may be absent: earlier versions did not count them.
+        """
         named: dict[str, Any] = {
             f.name: (float if f.name.endswith("seconds") else int)(record[f.name])
             for f in fields(cls)
-            if f.name != "failed"
+            if f.name != "failed" and (f.name in record or not f.name.endswith("wait_seconds"))
         }
         failed = {str(code): int(number) for code, number in record["failed"].items()}
         return cls(**named, failed=Counter(failed))

@@ -6,6 +6,7 @@ Exit codes: 0 every row answered, 1 the job failed, 2 a bad value, 3 some rows a
 
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import click
@@ -14,6 +15,9 @@ from click.core import ParameterSource
 from jobs.errors import JobError, OutputError, RefusedError, StoppedError, WorkerError
 from runner.config import PLACES, load_config
 from runner.options import job_flags, read_job
+
+_BEGUN = time.perf_counter()
+"When the command began, but for Python's own start and what is imported above."
 
 if TYPE_CHECKING:
     from jobs.output import Start  # At run time it would bring Arrow with it.
@@ -112,7 +116,9 @@ def run(
     signals = Signals()
     try:
         with signals.taken():
-            reports = run_job(job, placement, tolerance, start=start, stop=signals.stop)
+            reports = run_job(
+                job, placement, tolerance, start=start, stop=signals.stop, begun=_BEGUN
+            )
             counts = show_run(reports, target, quiet=quiet, as_json=as_json)
     except StoppedError as error:
         click.echo(str(error), err=True)

@@ -146,7 +146,11 @@ def refuse_other_job(folder: str, intent: Intent) -> None:
 
 
 def write_manifest(
-    plan: Plan, seats: Seats | None, reports: Sequence[ShardReport], seconds: float
+    plan: Plan,
+    seats: Seats | None,
+    reports: Sequence[ShardReport],
+    seconds: float,
+    stages: Mapping[str, float] | None = None,
 ) -> None:
     """Writes _manifest.json: everything that differs from run to run stands here, not in parts."""
     counts = sum((report.counts for report in reports), Counts())
@@ -157,6 +161,7 @@ def write_manifest(
         {
             "counts": counts.record(),
             "seconds": seconds,
+            "stages": dict(stages or {}),
             "parts": [dataclasses.asdict(report.part) for report in reports],
             "placement": placement | {"device": plan.device},
             "machine": {"system": platform.platform(), "processor": _processor()},

@@ -156,6 +156,7 @@ def _record(finished: Finished, output: str) -> dict[str, object]:
         "output": output,
         "failed_rows": finished.counts.failed_rows,
         "seconds": finished.seconds,
+        "stages": dict(finished.stages),
         "tokens_per_s": _rate(finished),
         "rows_kept": finished.num_kept,
         **finished.counts.record(),

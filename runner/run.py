@@ -1,7 +1,6 @@
 """The story of a run: check, plan, claim, connect, run, account for every row."""
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from jobs.records import find_finished
 from jobs.report import Counts, ShardReport
 from jobs.stop import Stop
 from jobs.tolerance import Tolerance
+from runner.laps import Laps
 from runner.manifest import Intent, describe_job, refuse_other_job, write_intent, write_manifest
 from runner.plan import make_plan
 
@@ -57,6 +57,8 @@ class Finished:
     "Of this run alone."
     num_kept: int
     "Rows that an earlier run has answered."
+    stages: Mapping[str, float]
+    "Wall clock of what this run did, in order: imports, plan, ray, model, rows, close."
 
 
 def run_job(
@@ -66,15 +68,17 @@ def run_job(
     *,
     start: Start = "new",
     stop: Stop | None = None,
+    begun: float | None = None,
 ) -> Iterator[Started | ShardReport | Finished]:
     """Runs a job and yields its reports as shards finish.
 
     start: what becomes of an output that is there. stop: asked for, it ends the run in order.
+    begun: when the command was, by time.perf_counter().
 
     Raises JobError: before anything is started or written for all that can be known by then.
     StoppedError if it was stopped; what is finished is kept, and can be resumed.
     """
-    tolerance, stop = tolerance or Tolerance(), stop or Stop()
+    laps, tolerance, stop = Laps(begun), tolerance or Tolerance(), stop or Stop()
     check_output(job.output, start)
     plan = make_plan(job)
     intent = describe_job(plan)
@@ -86,12 +90,13 @@ def run_job(
         todo = [shard for shard in plan.shards if shard not in done or shard in retried]
         kept = [report for shard, report in done.items() if shard not in retried]
         errors, reported = _ErrorBudget(plan, tolerance, kept), set[Shard]()
-        begun = time.perf_counter()
+        laps.end("plan")
         if not todo:
-            yield _account(plan, claim, None, done, kept, 0.0)
+            yield _account(plan, claim, None, done, kept, laps)
             return
         with stop.watched(), connect(placement) as resources:
             stop.check()
+            laps.end("ray")
             # Ray reads its environment, which connect() has set, when it is imported.
             from cluster.pool import hire_workers
 
@@ -108,6 +113,7 @@ def run_job(
                 # Only now: what was here is kept until the model has been opened.
                 claim.check()
                 _open_output(plan, intent, start)
+                laps.end("model")
                 yield Started(
                     num_rows=sum(shard.num_rows for shard in todo),
                     num_shards=len(todo),
@@ -124,6 +130,8 @@ def run_job(
                         errors.add(report)
                 except (InputError, ModelError) as error:  # What was right at the start is not now.
                     raise WorkerError(str(error)) from error
+                laps.end("rows")
+        laps.end("close")
         left = len(todo) - len(reported)
         if left:
             flag = "--retry-failed" if start == "retry_failed" else "--resume"
@@ -131,7 +139,7 @@ def run_job(
                 f"stopped: {len(plan.shards) - left} of {len(plan.shards)} shards are finished. Go "
                 f"on with {flag}."
             )
-        yield _account(plan, claim, seats, done, kept, time.perf_counter() - begun)
+        yield _account(plan, claim, seats, done, kept, laps)
 
 
 def _find_finished(plan: Plan, intent: Intent, start: Start) -> dict[Shard, ShardReport]:
@@ -159,10 +167,11 @@ def _account(
     seats: Seats | None,
     done: Mapping[Shard, ShardReport],
     kept: Sequence[ShardReport],
-    seconds: float,
+    laps: Laps,
 ) -> Finished:
     """Makes sure that every row is there, and marks the folder as whole."""
     folder, reports = plan.job.output, [done[shard] for shard in plan.shards]
+    seconds = sum(laps.seconds.get(stage, 0.0) for stage in ("ray", "model", "rows", "close"))
     counts = sum((report.counts for report in reports), Counts())
     assert counts.rows == plan.num_rows, f"{counts.rows} rows came back of {plan.num_rows}"
     if not is_finished(folder):
@@ -170,7 +179,7 @@ def _account(
         sweep_drafts(folder)
         check_parts(folder, [report.part.name for report in reports])
         _check_records(plan, reports)
-        write_manifest(plan, seats, reports, seconds)
+        write_manifest(plan, seats, reports, seconds, laps.seconds)
         if counts.rows and counts.failed_rows == counts.rows:
             raise WorkerError(
                 f"{folder}: not one of {counts.rows} rows was answered: {_codes(counts)}. Look at "
@@ -178,7 +187,7 @@ def _account(
             )
         mark_success(folder)
     old = sum((report.counts for report in kept), Counts())
-    return Finished(counts, seconds, counts.new_tokens - old.new_tokens, old.rows)
+    return Finished(counts, seconds, counts.new_tokens - old.new_tokens, old.rows, laps.seconds)
 
 
 def _check_records(plan: Plan, reports: Sequence[ShardReport]) -> None:

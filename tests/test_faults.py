@@ -118,6 +118,51 @@ def test_a_row_that_does_not_fit_alone_is_an_error(tmp_path: Path, session: Reso
     assert (error["code"], error["retryable"]) == ("out_of_memory", True)
 
 
+def test_a_row_that_cannot_be_tokenized_is_blamed_on_its_own_shard(
+    tmp_path: Path, session: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails in the worker that answers the shard before, which reads it ahead."""
+    plan = prepared(make_job(tmp_path, "out", with_one("<encode>", 11, 24)))
+
+    found = run(plan, Seats(1, 1, 0))
+
+    error = error_of(tmp_path / "out", 11)
+    assert (error["code"], error["message"]) == (
+        "engine_error", "RuntimeError: the tokenizer failed",
+    )  # fmt: skip
+    assert [bool(found[i].lessons.errors) for i in range(3)] == [False, True, False]
+    assert "on shard 0" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "num_workers", "least"),
+    [("<exit in encode>", 1, 1), ("<exit in encode>", 2, 0), ("<hang in encode>", 1, 0)],
+)
+def test_a_row_that_ends_or_hangs_its_tokenizer_costs_its_neighbours_one_attempt_at_most(
+    tmp_path: Path,
+    session: Resources,
+    caplog: pytest.LogCaptureFixture,
+    word: str,
+    num_workers: int,
+    least: int,
+) -> None:
+    """Shards take long, so that the one that holds it is read ahead meanwhile."""
+    settings = {"max_new_tokens": 400, "ignore_eos": True}
+    plan = prepared(make_job(tmp_path, "out", with_one(word, 27, 40), **settings))
+
+    found = run(plan, Seats(num_workers, 1 / num_workers, 0), Tolerance(shard_timeout=15.0))
+
+    error = error_of(tmp_path / "out", 27)
+    assert (error["code"], error["attempts"]) == ("worker_crash", 2)
+    assert [bool(found[i].lessons.errors) for i in range(5)] == [False, False, False, True, False]
+    lost = [line for line in caplog.text.splitlines() if "worker lost on shard" in line]
+    others = [line for line in lost if "on shard 3" not in line]
+    assert least <= len(others) <= 1
+    # Twice whole, the rows of 8, 4 and 2 that hold it, and twice alone.
+    assert len(lost) - len(others) <= 2 + 3 + 2
+
+
 @pytest.mark.slow
 def test_a_row_that_hangs_is_found_and_its_worker_ended(tmp_path: Path, session: Resources) -> None:
     """Case J23: one batch sleeps for ever."""

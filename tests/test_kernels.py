@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from jobs.errors import ModelError
-from workers.model import kernels
+from workers.model import build
 from workers.model.attention import _decode
-from workers.model.kernels import Kernels, has_kernels, load_kernels
+from workers.model.build import has_kernels
+from workers.model.kernels import Kernels, load_kernels
 from workers.model.kv_cache import KVBlock
 from workers.model.sampling import best_sorted
 from workers.model.shape import AttentionSettings, LayerShape
@@ -169,8 +170,8 @@ def test_the_norm_is_pytorchs(compiled: Kernels) -> None:
 def test_without_a_compiler_it_is_said_and_pytorch_does_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels, "_COMPILERS", ("no-such-compiler",))
-    monkeypatch.setattr(kernels, "cached_assets_path", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(build, "cached_assets_path", lambda *_, **__: tmp_path)
     caplog.set_level("INFO")
 
     assert not has_kernels()
@@ -183,8 +184,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(kernels, "_COMPILERS", (str(broken),))
-    monkeypatch.setattr(kernels, "cached_assets_path", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(build, "_COMPILERS", (str(broken),))
+    monkeypatch.setattr(build, "cached_assets_path", lambda *_, **__: tmp_path)
 
     with pytest.raises(ModelError, match=r"cannot compile kernels\.c: no such flag"):
         load_kernels()
@@ -192,8 +193,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_damaged_library_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kernels, "cached_assets_path", lambda *_, **__: tmp_path)
-    kernels.build_kernels().write_bytes(b"not a library")
+    monkeypatch.setattr(build, "cached_assets_path", lambda *_, **__: tmp_path)
+    build.build_kernels().write_bytes(b"not a library")
 
     assert not has_kernels()
     with pytest.raises(ModelError, match="cannot be loaded here"):
@@ -203,8 +204,8 @@ def test_a_damaged_library_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_without_threads_the_compiler_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kernels, "_THREADS", ("-fno-such-thing",))
-    monkeypatch.setattr(kernels, "cached_assets_path", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(build, "_THREADS", ("-fno-such-thing",))
+    monkeypatch.setattr(build, "cached_assets_path", lambda *_, **__: tmp_path)
 
     best, ids = load_kernels().find_best(torch.tensor([[1.0, 3.0, 2.0]]))
 

@@ -39,7 +39,8 @@ REPORT = ShardReport(
     counts=Counts(
         rows=8, failed=Counter(out_of_memory=2, null_prompt=1), truncated=1, out_of_room=2,
         prompt_tokens=40, new_tokens=20, halved=1, batches=4, slot_steps=32, read_seconds=0.1,
-        tokenize_seconds=0.2, generate_seconds=0.3, write_seconds=0.4,
+        tokenize_seconds=0.2, generate_seconds=0.3, write_seconds=0.4, read_wait_seconds=0.05,
+        write_wait_seconds=0.06,
     ),
     seconds=1.5,
     lessons=Lessons(((25, RowError("generate", "worker_crash", "It died.", 2, True)),), 2),
@@ -103,6 +104,18 @@ def test_every_field_of_a_report_is_in_its_record() -> None:
 
     assert set(record) == {field.name for field in dataclasses.fields(ShardReport)}
     assert set(record["counts"]) == {f.name for f in dataclasses.fields(Counts)} | {"idle_share"}
+
+
+def test_a_record_from_before_waiting_was_counted_is_read_as_having_waited_for_nothing() -> None:
+    record = json.loads(json.dumps(REPORT.record()))
+    del record["counts"]["read_wait_seconds"], record["counts"]["write_wait_seconds"]
+
+    counts = ShardReport.from_record(record).counts
+
+    assert (counts.read_wait_seconds, counts.write_wait_seconds) == (0, 0)
+    assert counts == dataclasses.replace(
+        REPORT.counts, read_wait_seconds=0.0, write_wait_seconds=0.0
+    )
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ShardReport)])

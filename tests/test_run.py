@@ -41,6 +41,10 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     summary = json.loads(result.stdout)
     assert (summary["rows"], summary["failed_rows"]) == (10, 1)
     assert summary["failed"] == {"null_prompt": 1}
+    assert list(summary["stages"]) == ["imports", "plan", "ray", "model", "rows", "close"]
+    assert sum(list(summary["stages"].values())[2:]) == pytest.approx(summary["seconds"])
+    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+    assert manifest["stages"] == summary["stages"]
     assert "\r" not in result.stderr
     assert "\x1b" not in result.stderr
     lines = result.stderr.splitlines()

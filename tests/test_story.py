@@ -9,9 +9,11 @@ ROOT = Path(__file__).parent.parent
 STORY = [
     ("runner/run.py", "run_job", "run_shards"),
     ("cluster/pool.py", "run_shards", "_hand_out"),
+    ("cluster/process.py", "run_shard", "run_shard"),
     ("workers/worker.py", "run_shard", "_write"),
     ("workers/worker.py", "_write", "_answer"),
-    ("workers/worker.py", "_generate", "generate"),
+    ("workers/worker.py", "_generate", "_run"),
+    ("workers/worker.py", "_run", "generate"),
 ]
 RUN_JOB = [
     "check_output",

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cluster.trial import Cause, Trial
+from cluster.trial import Call, Cause, Trial
 from jobs.errors import WorkerError
 from jobs.plan import Shard
 from jobs.report import Counts, Part, ShardReport
@@ -136,6 +136,41 @@ def test_want_of_memory_halves_the_batch_until_it_is_a_row() -> None:
     assert trial.lessons.halvings == 6
     with pytest.raises(WorkerError, match="A single row's batch does not help"):
         trial.short_of_memory("no memory", 64)
+
+
+@pytest.mark.parametrize("cause", ["raised", "short of memory"])
+def test_what_goes_wrong_beside_another_shard_is_believed_of_a_shard_alone(cause: Cause) -> None:
+    trial, other = Trial(Shard(3, 24, 32)), Trial(Shard(4, 32, 40))
+
+    assert Call("worker", trial, other).failed(cause, "beside", 8) is trial
+    assert (trial.losses, trial.lessons, trial.rows_to_try) == (0, Trial(trial.shard).lessons, None)
+    assert not trial.may_overlap and not other.may_overlap
+
+    Call("worker", trial).failed(cause, "alone", 8)
+    assert (trial.rows_to_try, trial.lessons.halvings) == (
+        ((24, 24), 0) if cause == "raised" else (None, 1)
+    )
+
+
+@pytest.mark.parametrize("cause", ["died", "hung"])
+def test_a_worker_lost_beside_another_shard_counts_once_and_parts_the_two(cause: Cause) -> None:
+    """So a shard that loses its worker has no more attempts than before, and its neighbour one."""
+    trial, other = Trial(Shard(3, 24, 32)), Trial(Shard(4, 32, 40))
+
+    Call("worker", trial, other).failed(cause, "lost", 8)
+
+    assert (trial.losses, trial.rows_to_try, other.losses) == (1, None, 0)
+    assert not trial.may_overlap and not other.may_overlap
+    Call("worker", trial).failed(cause, "lost", 8)
+    assert trial.rows_to_try == (24, 24)
+
+
+def test_a_node_taken_away_with_notice_says_nothing_of_its_shard() -> None:
+    trial = Trial(Shard(3, 24, 32))
+
+    Call("worker", trial).failed(None, "preempted", 8)
+
+    assert (trial.losses, trial.rows_to_try) == (0, None)
 
 
 def test_what_is_being_done_is_said_in_words() -> None:

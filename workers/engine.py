@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Loads the model. Raises ModelError if it cannot be loaded or run."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
+        """Token ids of each text. Called while another thread generates, too."""
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Text of each list of ids, special tokens left out; None if there is no tokenizer."""

@@ -2,8 +2,7 @@
 
 fixed    longest first, so that rows of a batch end together; put in order at the end
 refill   longest first too, and all in one batch, in which rows take turns
-logits   in input order, so that each batch can be written when it ends, and no worker holds the
-         logits of two
+logits   in input order, so that each batch can be written when it ends, while the next one runs
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +38,7 @@ def pack_shard(
     most = plan.sampling.max_new_tokens
     batches = pack_rows(
         [RowSize(length, min(most, plan.max_length - length)) for length in lengths],
-        plan.job.packing.halved(lessons.halvings),
+        plan.batch_packing(lessons.halvings),
         bulky_bytes_per_token=plan.bulky_bytes_per_token,
     )
     return [[runnable[number] for number in batch] for batch in batches]
@@ -47,7 +46,7 @@ def pack_shard(
 
 def find_turns(plan: Plan, lessons: Lessons) -> Turns | None:
     """How rows of a shard take turns in one batch; None where they are cut into batches."""
-    packing = plan.job.packing.halved(lessons.halvings)
+    packing = plan.batch_packing(lessons.halvings)
     if not _takes_turns(packing, plan.bulky_bytes_per_token):
         return None
     return Turns(packing.rows_per_batch, packing.max_batch_tokens)

@@ -29,7 +29,7 @@ def count_completions(plan: Plan, completions: Sequence[Completion]) -> Counts:
 
 
 class Clock:
-    """Wall-clock seconds by stage."""
+    """Wall-clock seconds by stage. Two threads may use it, for different stages."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
@@ -48,4 +48,6 @@ class Clock:
             tokenize_seconds=self._seconds["tokenize"],
             generate_seconds=self._seconds["generate"],
             write_seconds=self._seconds["write"],
+            read_wait_seconds=self._seconds["read_wait"],
+            write_wait_seconds=self._seconds["write_wait"],
         )

@@ -1,30 +1,31 @@
 """A worker: one engine that finishes shard after shard. It reads its rows and writes its parts."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
 from jobs.claim import check_owner
 from jobs.completion import Capture, Completion
 from jobs.drafts import PartWriter
-from jobs.kinds import KINDS
 from jobs.lessons import Lessons
 from jobs.mend import OldPart, completed_rows, open_old_part
 from jobs.plan import Plan, Shard
-from jobs.prompt import Prompt, read_prompts
+from jobs.prompt import Prompt
 from jobs.records import drop_record, read_record, write_record
 from jobs.report import Counts, ShardReport
-from jobs.rows import RowReader, Rows
+from jobs.rows import Rows
 from jobs.schema import output_schema
+from workers.behind import WriteBehind
 from workers.complete import failed, refusals
 from workers.engine import load_engine
 from workers.memory import free_memory, is_out_of_memory, memory_explained, row_too_big
 from workers.packing import find_turns, pack_shard
 from workers.pipeline import PipelineLimits
-from workers.prepare import prepare_prompts
+from workers.reader import ShardReader
 from workers.tally import Clock, count_completions
+from workers.turns import Turns
 
 _NONE = Lessons()
 
@@ -36,8 +37,8 @@ class Worker:
         """run_id: the run that must own the output folder whenever a part gets its name."""
         self._plan = plan
         self._run_id = run_id
-        self._reader = RowReader(plan.source, plan.input_columns)
         self._schema = output_schema(plan)
+        self._behind = WriteBehind()
 
     def open(self) -> None:
         """Loads the model. Raises ModelError if it cannot be loaded or run."""
@@ -59,15 +60,20 @@ class Worker:
             kernels=plan.kernels,
         )
         self._engine.open()
+        self._reader = ShardReader(plan, self._engine)
 
-    def run_shard(self, shard: Shard, lessons: Lessons = _NONE) -> ShardReport:
+    def run_shard(
+        self, shard: Shard, lessons: Lessons = _NONE, ahead: Shard | None = None
+    ) -> ShardReport:
         """Answers every row of a shard and writes its part.
 
+        ahead: the shard that is likely to be the next. It is read meanwhile, and what goes wrong
+        with it is not said before it is run itself.
         Raises MemoryShortError if batches must be smaller; another JobError if the input cannot be
         read or the part cannot be written.
         """
         with memory_explained(shard):
-            return self._write(shard, lessons, None)
+            return self._write(shard, lessons, None, ahead)
 
     def retry_shard(self, shard: Shard, lessons: Lessons = _NONE) -> ShardReport:
         """Answers again the rows of a finished part whose error may pass. All others stay."""
@@ -84,9 +90,8 @@ class Worker:
         with memory_explained(shard):
             old = open_old_part(self._plan, shard) if retry else None
             wanted = set(range(start - shard.start, stop - shard.start)) & _places(shard, old)
-            clock = Clock()
-            _, prompts = self._read(shard, lessons, wanted, clock)
-            for _ in self._answer(prompts, wanted, lessons, clock):
+            prompts = self._reader.read(shard, lessons, wanted).prompts
+            for _ in self._answer(prompts, wanted, lessons, Clock()):
                 pass
 
     def answer_again(self, shard: Shard, row_ids: set[int]) -> tuple[dict[int, Completion], Rows]:
@@ -100,35 +105,47 @@ class Worker:
         everything = set(range(shard.num_rows))
         found: dict[int, Completion] = {}
         with memory_explained(shard):
-            rows, prompts = self._read(shard, record.lessons, everything, Clock())
-            answered = refusals(prompts, everything)
+            reading = self._reader.read(shard, record.lessons, everything)
+            prompts, answered = reading.prompts, refusals(reading.prompts, everything)
             for places in [[], *pack_shard(self._plan, prompts, everything, record.lessons)]:
                 if row_ids & {prompts[place].row_id for place in places}:
                     self._generate(prompts, places, answered, record.lessons)
                 found |= {c.row_id: c for c in answered.values() if c.row_id in row_ids}
                 answered = {}
-        return found, rows
+        return found, reading.rows
 
-    def _write(self, shard: Shard, lessons: Lessons, old: OldPart | None) -> ShardReport:
+    def _write(
+        self, shard: Shard, lessons: Lessons, old: OldPart | None, ahead: Shard | None = None
+    ) -> ShardReport:
         started = time.perf_counter()
         plan, clock = self._plan, Clock()
         folder, places = plan.job.output, _places(shard, old)
-        rows, prompts = self._read(shard, lessons, places, clock)
+        with clock.stage("read_wait"):
+            reading = self._reader.read(shard, lessons, places)
+        if ahead is not None:
+            self._reader.begin(ahead)
         counts, done, retryable = Counts(halved=int(lessons.halvings > 0)), 0, 0
-        with PartWriter(folder, shard, self._schema, plan.job.output_format) as writer:
-            for stretch, batch_counts in self._answer(prompts, places, lessons, clock):
-                with clock.stage("write"):
-                    piece = rows.slice(done, len(stretch))
-                    writer.append(completed_rows(plan, self._schema, piece, stretch, old))
+        with (
+            PartWriter(folder, shard, self._schema, plan.job.output_format) as writer,
+            self._behind.settled(clock),
+        ):
+            for stretch, batch_counts in self._answer(reading.prompts, places, lessons, clock):
                 answered = [completion for completion in stretch if completion is not None]
                 counts += batch_counts + count_completions(plan, answered)
                 retryable += sum(c.error is not None and c.error.retryable for c in answered)
+                piece = reading.rows.slice(done, len(stretch))
                 done += len(stretch)
-                del stretch, answered, piece  # Else these logits would lie beside the next batch's.
+                encode = partial(completed_rows, plan, self._schema, piece, stretch, old)
+                self._behind.append(writer, encode)
+                del stretch, answered, piece, encode  # Else they would be held once written.
+                if not plan.is_written_behind or lessons.halvings:
+                    self._behind.finish()
+            self._behind.finish()
             assert done == shard.num_rows, f"{done} rows answered of {shard.num_rows}"
-            with clock.stage("write"):
+            with clock.stage("write"), clock.stage("write_wait"):
                 part = writer.finish()
-            counts, seconds = counts + clock.counts(), time.perf_counter() - started
+            counts += reading.counts + clock.counts()
+            seconds = time.perf_counter() - started
             report = ShardReport(shard, part, counts, seconds, lessons, retryable)
             if old is not None:
                 report = old.mended_report(report)
@@ -138,35 +155,6 @@ class Worker:
             writer.commit()
             write_record(folder, report)
         return report
-
-    def _read(
-        self, shard: Shard, lessons: Lessons, wanted: set[int], clock: Clock
-    ) -> tuple[Rows, list[Prompt]]:
-        """The shard's rows, and its prompts: those that are wanted ready to be run.
-
-        Those that must not run have an error instead of ids. What is not wanted is not touched, so
-        that a row that cannot even be tokenized can be found.
-        """
-        plan = self._plan
-        if lessons.halvings:
-            free_memory()
-        with clock.stage("read"):
-            rows = self._reader.read(shard.start, shard.stop)
-            prompts = read_prompts(
-                KINDS[plan.kind],
-                rows.column(plan.prompt_column),
-                first_row_id=shard.start,
-                job_seed=plan.job.sampling.seed,
-            )
-        for row_id, error in lessons.errors:
-            place = row_id - shard.start
-            prompts[place] = dataclasses.replace(prompts[place], text=None, error=error)
-        with clock.stage("tokenize"):
-            places = sorted(wanted)
-            ready = prepare_prompts(plan, self._engine, [prompts[place] for place in places])
-        for place, prompt in zip(places, ready, strict=True):
-            prompts[place] = prompt
-        return rows, prompts
 
     def _answer(
         self, prompts: Sequence[Prompt], wanted: set[int], lessons: Lessons, clock: Clock
@@ -198,22 +186,29 @@ class Worker:
         lessons: Lessons,
     ) -> Counts:
         """Runs one batch and adds its completions to answered, by place."""
-        job = self._plan.job
+        batch = [prompts[place] for place in places]
         try:
-            completions, slot_steps = self._engine.generate(
-                [prompts[place] for place in places],
-                self._plan.sampling,
-                Capture(job.logprobs, job.output_logits),
-                find_turns(self._plan, lessons),
-            )
+            completions, slot_steps = self._run(batch, find_turns(self._plan, lessons))
         except Exception as error:
             if len(places) > 1 or not is_out_of_memory(error):
                 raise
-            prompt = prompts[places[0]]
-            completions = [failed(prompt, row_too_big(), len(prompt.token_ids or ()))]
+            completions = [failed(batch[0], row_too_big(), len(batch[0].token_ids or ()))]
             slot_steps = 0
         answered.update(zip(places, completions, strict=True))
         return Counts(batches=1, slot_steps=slot_steps)
+
+    def _run(self, batch: Sequence[Prompt], turns: Turns | None) -> tuple[list[Completion], int]:
+        job, sampling = self._plan.job, self._plan.sampling
+        capture = Capture(job.logprobs, job.output_logits)
+        if self._behind.is_busy:
+            try:
+                return self._engine.generate(batch, sampling, capture, turns)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._behind.finish()  # What is being written holds memory that the batch may need.
+            free_memory()
+        return self._engine.generate(batch, sampling, capture, turns)
 
 
 def _places(shard: Shard, old: OldPart | None) -> set[int]:

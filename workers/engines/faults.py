@@ -17,9 +17,16 @@ _ROWS_THAT_FIT = 2
 
 
 def spoil_texts(texts: Sequence[str]) -> None:
-    """Raises, if one of the texts asks that it cannot be tokenized."""
-    if any("<encode>" in text for text in texts):
+    """Raises, ends the process or hangs, if one of the texts asks that it cannot be tokenized."""
+    said = "\n".join(texts)
+    if "<encode>" in said:
         raise RuntimeError("the tokenizer failed")
+    if "<exit in encode>" in said:
+        os._exit(1)
+    if "<hang in encode>" in said:
+        time.sleep(86_400)
+    if "<memory in encode>" in said and len(texts) > _ROWS_THAT_FIT:
+        raise MemoryError(f"{len(texts)} texts do not fit")
 
 
 def play_faults(prompts: Sequence[Prompt], turns: Turns | None) -> None:

@@ -1,26 +1,36 @@
-"""transformers' decoder-only models, run in ragged batches on a CPU or a GPU."""
+"""transformers' decoder-only models, run in ragged batches on a CPU or a GPU.
 
+torch and transformers take seconds to import, so that is done when the model is opened: who plans a
+job asks what is known of the model, and no more.
+"""
+
+import glob
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from jobs.completion import Capture, Completion
 from jobs.errors import ModelError
 from jobs.model import Device, KernelChoice, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
-from workers.batch import SampledPipeline
-from workers.complete import complete_batch
 from workers.engine import Capabilities
-from workers.model import facts as model_facts
-from workers.model import loading
+from workers.model import known
+from workers.model.build import build_kernels, has_kernels
 from workers.model.folder import find_model, find_tokenizer
-from workers.model.kernels import has_kernels, load_kernels
-from workers.model.proof import prove_ragged
-from workers.model.ragged import RaggedForward
 from workers.pipeline import PipelineLimits
 from workers.turns import Turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from workers.batch import SampledPipeline
+
+_GPU_DEVICES = ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+"Without one of these Linux has no GPU that torch could see."
 
 
 class TorchEngine:
@@ -48,12 +58,18 @@ class TorchEngine:
         self._kernels = kernels
         self._pipeline: SampledPipeline | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._turn: AbstractContextManager[object] = Lock()
+        "Taken to use the tokenizer: one shard is read while another is answered."
 
-    read_facts = staticmethod(model_facts.read_facts)
+    read_facts = staticmethod(known.read_facts)
 
     @staticmethod
     def find_device(device: Device) -> str:
         """A GPU if there is one, unless something else is asked for."""
+        if device == "cpu" or (device == "auto" and not _may_have_gpu()):
+            return "cpu"
+        from workers.model import loading
+
         return loading.find_device(device)
 
     @staticmethod
@@ -67,7 +83,7 @@ class TorchEngine:
         if kernels == "torch" or (device, dtype) != ("cpu", "float32"):
             return "torch"
         if kernels == "compiled":
-            load_kernels()
+            build_kernels()
         return "compiled" if kernels == "compiled" or has_kernels() else "torch"
 
     @staticmethod
@@ -76,11 +92,19 @@ class TorchEngine:
         tokenizer = _load_tokenizer(model, find_model(model))
         return [str(tokenizer.decode([token_id])) for token_id in token_ids]
 
-    def open(self) -> SampledPipeline:
+    def open(self) -> "SampledPipeline":
         """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
+        from workers.batch import SampledPipeline
+        from workers.model import loading
+        from workers.model.kernels import load_kernels
+        from workers.model.proof import prove_ragged
+        from workers.model.ragged import RaggedForward
+
         folder = find_model(self._model)
         if self._facts.has_tokenizer:
             self._tokenizer = _load_tokenizer(self._model, folder)
+            if self._tokenizer.is_fast:  # It may be used by two threads at once.
+                self._turn = nullcontext()
         model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
         kernels = load_kernels() if self._kernels == "compiled" else None
         shapes = prove_ragged(model, kernels)
@@ -101,22 +125,29 @@ class TorchEngine:
         return self._pipeline
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
-        assert self._tokenizer is not None, "the model has no tokenizer"
-        ids: list[list[int]] = self._tokenizer(
-            list(texts), add_special_tokens=add_special_tokens, verbose=False
-        )["input_ids"]
+        """Token ids of each text.
+
+        One after the other: a list would be spread over every core of the machine, whatever the
+        job may use.
+        """
+        tokenizer, ids = self._tokenizer, []
+        assert tokenizer is not None, "the model has no tokenizer"
+        for text in texts:
+            with self._turn:
+                encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+            ids.append(list(encoded["input_ids"]))
         return ids
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Text of each list of ids, special tokens left out; None without a tokenizer."""
         if self._tokenizer is None:
             return [None] * len(token_ids)
-        texts: Sequence[str] = self._tokenizer.batch_decode(
-            [list(ids) for ids in token_ids],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        with self._turn:
+            texts: Sequence[str] = self._tokenizer.batch_decode(
+                [list(ids) for ids in token_ids],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
         return list(texts)
 
     def generate(
@@ -127,11 +158,19 @@ class TorchEngine:
         turns: Turns | None = None,
     ) -> tuple[list[Completion], int]:
         """Answers a batch."""
+        from workers.complete import complete_batch
+
         assert self._pipeline is not None, "the engine is not open"
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode, turns)
 
 
-def _load_tokenizer(model: ModelRef, folder: Path) -> PreTrainedTokenizerBase:
+def _may_have_gpu() -> bool:
+    return sys.platform != "linux" or any(glob.glob(pattern) for pattern in _GPU_DEVICES)
+
+
+def _load_tokenizer(model: ModelRef, folder: Path) -> "PreTrainedTokenizerBase":
+    from workers.model import loading
+
     return loading.load_tokenizer(
         find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
     )

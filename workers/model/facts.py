@@ -14,7 +14,7 @@ from transformers import (
 from jobs.errors import ModelError
 from jobs.model import ModelFacts, ModelRef
 from jobs.sampling import SamplingDefaults
-from workers.model.folder import find_model, find_tokenizer
+from workers.model.folder import find_model, find_tokenizer, revision_of, side_files
 from workers.model.loading import find_weights, load_model, load_tokenizer, quietly
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -59,8 +59,8 @@ def read_facts(model: ModelRef) -> ModelFacts:
         has_tokenizer=has_tokenizer,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         added_token_ids=added,
-        revision=folder.name if folder.parent.name == "snapshots" else model.revision,
-        files=tuple(str(path) for path in [*weights, *_side_files(model, folder)]),
+        revision=revision_of(model, folder),
+        files=tuple(str(path) for path in [*weights, *side_files(model, folder)]),
         notes=(*notes, *greedy_notes),
     )
 
@@ -157,17 +157,6 @@ def _sampling_defaults(generation: dict[str, object]) -> tuple[SamplingDefaults,
 def _has_tokenizer(folder: Path) -> bool:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     return any((folder / name).is_file() for name in names)
-
-
-def _side_files(model: ModelRef, folder: Path) -> list[Path]:
-    """Small files that change what the model answers."""
-    patterns = ["*.json", "*.model", "*.jinja", "*.txt", *["*.py"] * model.trust_remote_code]
-    folders = dict.fromkeys([folder, find_tokenizer(model, folder)])
-    return [
-        path
-        for place in folders
-        for path in sorted(path for pattern in patterns for path in place.glob(pattern))
-    ]
 
 
 def _ids(value: object) -> set[int]:

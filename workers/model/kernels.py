@@ -1,33 +1,14 @@
-"""The functions of kernels.c, compiled once for this machine. Without a compiler PyTorch does it.
-
-Plain C through ctypes, not an extension of torch: it builds in a second, with nothing but a
-compiler, and one build serves every version of torch.
-"""
+"""The functions of kernels.c: what stands between the multiplies of a step, over tensors."""
 
 import ctypes
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from huggingface_hub import cached_assets_path
 
 from jobs.errors import ModelError
+from workers.model.build import build_kernels
 from workers.model.shape import AttentionSettings
 from workers.model.steps import DecodeStep
-
-logger = logging.getLogger(__name__)
-
-_SOURCE = Path(__file__).with_suffix(".c")
-_COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-_THREADS = ("-fopenmp",)
-"Not every compiler has it. Without it one thread does all, with the same bits."
 
 
 class _Tensor(ctypes.Structure):
@@ -140,16 +121,6 @@ class Kernels:
         return values, ids
 
 
-def has_kernels() -> bool:
-    """True if they are compiled for this machine, or can be. Says why not, once for all."""
-    try:
-        Kernels(build_kernels())
-    except (OSError, ModelError) as error:
-        logger.info("attention runs in PyTorch alone, some tenths slower: %s", error)
-        return False
-    return True
-
-
 def load_kernels() -> Kernels:
     """The compiled functions. Raises ModelError where they cannot be had."""
     try:
@@ -158,53 +129,3 @@ def load_kernels() -> Kernels:
         raise ModelError(
             f"the compiled attention cannot be loaded here: {error}. Use --kernels torch."
         ) from error
-
-
-def build_kernels() -> Path:
-    """The compiled library, from the user's cache or made now.
-
-    Raises ModelError if there is no compiler that can make it.
-    """
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    key = hashlib.sha256(_SOURCE.read_bytes() + _processor().encode()).hexdigest()[:16]
-    folder = cached_assets_path("batchwright", namespace="kernels")
-    library = folder / f"{key}.so"
-    if library.exists():
-        return library
-    if compiler is None:
-        raise ModelError(
-            f"no C compiler here ({', '.join(_COMPILERS)}). Install one, or use --kernels torch."
-        )
-    draft = folder / f".{key}.{os.getpid()}"
-    try:
-        _compile([compiler, *_FLAGS], _THREADS, draft)
-        draft.rename(library)
-    finally:
-        draft.unlink(missing_ok=True)
-    return library
-
-
-def _compile(command: Sequence[str], extra: Sequence[str], draft: Path) -> None:
-    """Compiles with the extra flags, or else without them."""
-    for flags in (extra, ()):
-        result = subprocess.run(
-            [*command, *flags, "-o", str(draft), str(_SOURCE), "-lm"],
-            capture_output=True,
-            text=True,
-        )
-        if result.returncode == 0:
-            return
-    raise ModelError(
-        f"{command[0]} cannot compile {_SOURCE.name}: {result.stderr.strip()[:200]}. Use "
-        "--kernels torch."
-    )
-
-
-def _processor() -> str:
-    """What a library that was compiled for this machine depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {flags} {' '.join(_FLAGS)}"

@@ -18,9 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.errors import ModelError
 from jobs.model import ModelRef
-
-PICKLES = ("*.bin", "*.pt", "*.pth")
-"Names of weights that can run code while they are read."
+from workers.model.folder import PICKLES, weight_files
 
 
 def load_model(model: ModelRef, folder: Path, *, device: str, dtype: str) -> PreTrainedModel:
@@ -114,7 +112,7 @@ def find_device(device: str) -> str:
 
 def find_weights(folder: Path, *, allow_pickle: bool) -> list[Path]:
     """Files with the weights, safetensors before others. Raises ModelError if there are none."""
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = weight_files(folder)
     for path in weights:
         try:
             with safe_open(path, framework="pt"):

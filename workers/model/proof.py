@@ -17,7 +17,9 @@ from workers.pipeline import RowContext
 
 _PROBES = 3
 _PROBE_LENGTHS = (7, 3)
-"Two short rows; the last three tokens of the first are fed one at a time."
+"So many pairs of short rows."
+_FED = 3
+"The last tokens of the longer ones are fed one at a time, when the shorter ones have ended."
 _TOLERANCES = {
     torch.float32: (1.0, 1e-3),
     torch.float16: (0.5, 0.1),
@@ -40,47 +42,36 @@ def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict
     """
     name = type(model).__name__
     check_layers(model.config, name)
-    ours, theirs = [], []
+    prompts = _make_probes(model.config.get_text_config().vocab_size)
     with torch.inference_mode():
-        probes = _make_probes(model.config.get_text_config().vocab_size)
-        plain = [_run_plain(model, prompts) for prompts in probes]
+        model.set_attn_implementation("eager")
+        plain = [
+            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+            for ids in prompts
+        ]
         model.set_attn_implementation(RAGGED)
         if model.device.type == "cpu":
             pack_linears(model)
             if kernels is not None:
                 replace_norms(model, kernels)
-        for prompts, alone in zip(probes, plain, strict=True):
-            try:
-                ragged, shapes = _run_probe(model, prompts, kernels)
-            except (RaggedError, TypeError, RuntimeError) as error:
-                raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
-            ours += ragged
-            theirs += [whole[-len(rows) :] for whole, rows in zip(alone, ragged, strict=True)]
+        try:
+            ours, shapes = _run_probes(model, prompts, kernels)
+        except (RaggedError, TypeError, RuntimeError) as error:
+            raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
+    theirs = [alone[-len(rows) :] for alone, rows in zip(plain, ours, strict=True)]
     _check_shapes(model, name, shapes)
     _check_logits(name, torch.cat(ours).float(), torch.cat(theirs).float(), model.dtype)
     return shapes
 
 
-def _run_plain(model: PreTrainedModel, prompts: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """[L, V] of each row alone."""
-    model.set_attn_implementation("eager")
-    return [
-        model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
-        for ids in prompts
-    ]
-
-
-def _make_probes(vocab_size: int) -> list[list[tuple[int, ...]]]:
+def _make_probes(vocab_size: int) -> list[tuple[int, ...]]:
     """Ids from where a vocabulary has its common words, not its control tokens."""
     generator = torch.Generator().manual_seed(0)
     low = vocab_size // 50
     high = max(vocab_size // 2, low + 1)
     return [
-        [
-            tuple(torch.randint(low, high, (length,), generator=generator).tolist())
-            for length in _PROBE_LENGTHS
-        ]
-        for _ in range(_PROBES)
+        tuple(torch.randint(low, high, (length,), generator=generator).tolist())
+        for length in _PROBE_LENGTHS * _PROBES
     ]
 
 
@@ -103,24 +94,30 @@ def _check_logits(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: to
         )
 
 
-def _run_probe(
+def _run_probes(
     model: PreTrainedModel, prompts: list[tuple[int, ...]], kernels: Kernels | None
 ) -> tuple[list[torch.Tensor], dict[int, LayerShape]]:
-    """Logits of each row from where it is fed token by token, ending at its last."""
-    fed = [prompts[0][-3:], ()]
+    """Logits of each row from where it is fed token by token, ending at its last.
+
+    All rows are one batch: on a CPU every pass reads all weights, whatever it is for.
+    """
+    live = [row for row, ids in enumerate(prompts) if len(ids) > _FED]
     contexts = [
-        RowContext(prompt[: len(prompt) - len(tail)], RowSampling(max_new_tokens=4), 0)
-        for prompt, tail in zip(prompts, fed, strict=True)
+        RowContext(ids[:-_FED] if row in live else ids, RowSampling(max_new_tokens=4), 0)
+        for row, ids in enumerate(prompts)
     ]
     forward = RaggedForward(model, contexts, {}, max_length=64, kernels=kernels)
     forward.admit(range(len(contexts)))
     rows, logits = forward.next_logits()
     by_row = {row: [logits[place]] for place, row in enumerate(rows.tolist())}
-    forward.release(1)
-    for token_id in fed[0]:
-        forward.append(np.array([0]), np.array([token_id]))
-        by_row[0].append(forward.next_logits()[1][0])
-    return [torch.stack(by_row[row]) for row in (0, 1)], forward.shapes
+    for row in set(by_row) - set(live):
+        forward.release(row)
+    for step in range(-_FED, 0):
+        forward.append(np.array(live), np.array([prompts[row][step] for row in live]))
+        rows, logits = forward.next_logits()
+        for place, row in enumerate(rows.tolist()):
+            by_row[row].append(logits[place])
+    return [torch.stack(by_row[row]) for row in range(len(prompts))], forward.shapes
 
 
 def _check_shapes(model: PreTrainedModel, name: str, shapes: dict[int, LayerShape]) -> None:
