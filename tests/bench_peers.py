@@ -8,7 +8,8 @@ with the Python of their own environment (`make bench-peers` builds them in buil
 another in every round. Loading and a short warm-up are not timed. Machines are shared and their
 speed drifts: only ratios within a run mean something.
 The last line is one JSON object: ratio_X is how many times as fast as X ours is, peak_gb_X the most
-memory of its processes at once, loading included. What could not be measured is said, and null.
+memory of its processes at once, loading included, same_X how many answers are the same tokens as
+ours: a peer that is fast and wrong shows there. What could not be measured is said, and null.
 """
 
 import argparse
@@ -20,10 +21,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from workload import prompts
 
 from jobs.model import ModelRef
@@ -142,7 +144,6 @@ def watch(pid: int, peaks: list[int]) -> None:
     through all pages, and are read only when the others have grown by 2 %.
     """
     highest = 0.0
-    finished = threading.Event()
     while True:
         try:
             top = psutil.Process(pid)
@@ -156,7 +157,7 @@ def watch(pid: int, peaks: list[int]) -> None:
         except psutil.NoSuchProcess:
             if not psutil.pid_exists(pid):
                 return
-        finished.wait(0.2)
+        time.sleep(0.2)
 
 
 def measure(competitor: Competitor, work: dict[str, object], model: Path) -> Measured:
@@ -167,8 +168,10 @@ def measure(competitor: Competitor, work: dict[str, object], model: Path) -> Mea
         path = Path(temporary) / "work.json"
         path.write_text(json.dumps(work | {"logprobs": competitor.logprobs}), "utf-8")
         printed, peak = run_quietly([python, SCRIPTS / f"run_{name}.py", path, folder])
-    [line] = [line for line in printed.splitlines() if line.startswith('{"seconds"')]
-    told = json.loads(line)
+    lines = [line for line in printed.splitlines() if line.startswith('{"seconds"')]
+    if not lines:
+        raise PeerError("it printed no answers")
+    told = json.loads(lines[-1])
     return Measured(told["seconds"], told["answers"], peak)
 
 
@@ -189,15 +192,19 @@ def run_rounds(
                 del runs[competitor.name]
                 continue
             runs[competitor.name].append(run)
-            first = runs[competitor.name.replace(competitor.peer, OURS)][0].answers
-            same = sum(a == b for a, b in zip(first, run.answers, strict=True))
             print(
                 f"round {number}: {competitor.name:20} {run.seconds:7.1f} s "
                 f"{num_tokens / run.seconds:7.1f} tokens/s  {run.peak_bytes / 1e9:5.2f} GB  "
-                f"{same} of {len(first)} answers as ours",
+                f"{num_same(competitor, runs)} of {len(run.answers)} answers as ours",
                 flush=True,
             )
     return runs
+
+
+def num_same(competitor: Competitor, runs: dict[str, list[Measured]]) -> int:
+    """How many answers of its last run are the same tokens as ours."""
+    ours = runs[competitor.name.replace(competitor.peer, OURS)][-1].answers
+    return sum(a == b for a, b in zip(ours, runs[competitor.name][-1].answers, strict=True))
 
 
 def main() -> None:
@@ -237,6 +244,9 @@ def report(runs: dict[str, list[Measured]], num_tokens: int) -> None:
             values[f"ratio_{one.name}"] = seconds and round(seconds / ours, 2)
     for one in COMPETITORS:
         values[f"peak_gb_{one.name}"] = round(peaks[one.name], 2) if one.name in peaks else None
+    for one in COMPETITORS:
+        if one.peer != OURS:
+            values[f"same_{one.name}"] = num_same(one, runs) if one.name in runs else None
     print(json.dumps(values))
 
 

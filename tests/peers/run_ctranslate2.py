@@ -31,7 +31,7 @@ def main() -> None:
             max_length=work["new_tokens"],
             sampling_topk=1,
             include_prompt_in_result=False,
-            end_token=[len(tokens)],  # No token: an empty list would mean the model's own.
+            end_token=[len(tokens)],  # No token, so none ends an answer.
         )
         return [result.sequences_ids[0] for result in results]
 

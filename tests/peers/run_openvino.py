@@ -13,7 +13,7 @@ import openvino
 import openvino_genai
 
 SEQUENCES = 64
-"Of 32, 64, 128 and 256 the fastest."
+"Run together."
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ SEQUENCES = 64
 
 def main() -> None:
     work = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    # Left to itself it binds its threads to one core of two, and takes a large part of the memory.
+    # Left to itself it computes on one core of two.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(work["num_threads"])
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
