@@ -21,8 +21,7 @@ def main() -> None:
     schedule = openvino_genai.SchedulerConfig()
     schedule.max_num_seqs = SEQUENCES
     schedule.enable_prefix_caching = False
-    # Both hints must be said: where the processor has AMX the first is bf16 if left alone, and the
-    # second is u8 anywhere.
+    # Left alone these are bfloat16 and float16 on a processor with AMX.
     exact = {
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
