@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
+PEERS := openvino vllm ctranslate2
 
-.PHONY: env demo test test-slow check format bench chaos clean
+.PHONY: env demo test test-slow check format bench bench-peers chaos clean
 
 env: .venv/ready
 
@@ -45,6 +46,19 @@ format: env
 bench: env
 	$(BIN)/python tests/bench_run.py
 	$(BIN)/python tests/bench_generate.py
+
+# Against OpenVINO GenAI, vLLM and CTranslate2: half an hour, and 6 GB of environments in build/peers.
+bench-peers: env $(PEERS:%=build/peers/%/ready)
+	$(BIN)/python tests/bench_peers.py $(ARGS)
+
+# An environment that cannot be built stops nothing: the bench says that its peer was not measured.
+# torchvision and its like are asked for by peers but not used, and fail beside a CPU's torch.
+build/peers/%/ready: tests/peers/%.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)/venv
+	-$(@D)/venv/bin/pip install --quiet --requirement $< > $(@D)/log 2>&1 \
+		&& $(@D)/venv/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec >> $(@D)/log 2>&1 \
+		&& touch $@
 
 # Half an hour of kills at random moments, each followed by a resume and a comparison of bytes.
 chaos: env
