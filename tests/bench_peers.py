@@ -113,7 +113,7 @@ def run_quietly(command: list[str | Path]) -> tuple[str, int]:
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(CORES),
-        "PYTHONPATH": str(ROOT) if command[0] == Path(sys.executable) else "",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}" if command[0] == Path(sys.executable) else "",
     }
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

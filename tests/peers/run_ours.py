@@ -1,50 +1,25 @@
-"""batchwright answers the prompts of a work file.
+"""batchwright answers the prompts of a work file: workers of one thread each, as in a job.
 
 python run_ours.py WORK
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from jobs.job import Packing
-from workers.generate import generate, open_pipeline
-
-Rows = list[list[int]]
+from team import Rows, Team, Work
 
 
 def ours(work: dict[str, Any]) -> tuple[float, Rows]:
     """Seconds from the first prompt to the last answer, and the answers in the prompts' order."""
-    torch.set_num_threads(work["num_threads"])
-    batch = Packing().rows_per_batch
     longest = max(map(len, work["prompts"]))
-    pipeline = open_pipeline("demo", max_batch_size=batch, max_length=longest + work["new_tokens"])
-
-    def answer(rows: Rows) -> Rows:
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
-        answers: Rows = [[] for _ in rows]
-        for start in range(0, len(rows), batch):
-            chosen = order[start : start + batch]
-            result = generate(
-                pipeline,
-                [rows[i] for i in chosen],
-                max_new_tokens=work["new_tokens"],
-                temperature=0,
-                ignore_eos=True,
-                output_logprobs=work["logprobs"],
-            )
-            for i, sequence in zip(chosen, result.sequences, strict=True):
-                answers[i] = sequence[len(rows[i]) :]
-        return answers
-
-    answer(work["warm_up"])
-    started = time.perf_counter()
-    answers = answer(work["prompts"])
-    return time.perf_counter() - started, answers
+    team = Team(work["num_threads"], max_length=longest + work["new_tokens"])
+    asked = Work(work["new_tokens"], logprobs=work["logprobs"] or None)
+    team.run(work["warm_up"], asked)
+    found = team.run(work["prompts"], asked)
+    team.close()
+    return found
 
 
 if __name__ == "__main__":
