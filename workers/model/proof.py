@@ -1,6 +1,10 @@
 """The proof that an architecture can be run ragged, made when a model is opened."""
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -15,6 +19,8 @@ from workers.model.ragged import RaggedForward
 from workers.model.shape import LayerShape
 from workers.pipeline import RowContext
 
+PROBE_TOKENS = 64
+"Room for all rows of a probe."
 _PROBES = 3
 _PROBE_LENGTHS = (7, 3)
 "Two short rows; the last three tokens of the first are fed one at a time."
@@ -30,14 +36,41 @@ ways to attend are 0.01 and 0.1 apart, and far more at a place here and there.
 """
 
 
-def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict[int, LayerShape]:
+class ProbedForward(Protocol):
+    """A forward pass that finds out the shapes of the layers as it meets them."""
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """By layer."""
+
+    def admit(self, rows: Sequence[int]) -> None: ...
+
+    def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]: ...
+
+    def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+
+def prove_ragged(
+    model: PreTrainedModel,
+    kernels: Kernels | None = None,
+    make_forward: Callable[[Sequence[RowContext]], ProbedForward] | None = None,
+) -> dict[int, LayerShape]:
     """Makes a model ready to run ragged, and proves that it still is the same model.
+
+    make_forward: what is to be proved; a RaggedForward if not given.
 
     Short rows are run alone, as the architecture's authors wrote it, and then ragged, with what was
     put in the place of its layers. Returns the shapes of the layers. Raises ModelError, by the
     architecture's name, if the two ways disagree: if a layer mixes tokens by other means than
     attention, or has rules of its own for masks and positions.
     """
+    make_forward = make_forward or (
+        lambda contexts: RaggedForward(
+            model, contexts, {}, max_length=PROBE_TOKENS, kernels=kernels
+        )
+    )
     name = type(model).__name__
     check_layers(model.config, name)
     ours, theirs = [], []
@@ -51,7 +84,7 @@ def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict
                 replace_norms(model, kernels)
         for prompts, alone in zip(probes, plain, strict=True):
             try:
-                ragged, shapes = _run_probe(model, prompts, kernels)
+                ragged, shapes = _run_probe(make_forward, prompts)
             except (RaggedError, TypeError, RuntimeError) as error:
                 raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
             ours += ragged
@@ -104,7 +137,7 @@ def _check_logits(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: to
 
 
 def _run_probe(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]], kernels: Kernels | None
+    make_forward: Callable[[Sequence[RowContext]], ProbedForward], prompts: list[tuple[int, ...]]
 ) -> tuple[list[torch.Tensor], dict[int, LayerShape]]:
     """Logits of each row from where it is fed token by token, ending at its last."""
     fed = [prompts[0][-3:], ()]
@@ -112,7 +145,7 @@ def _run_probe(
         RowContext(prompt[: len(prompt) - len(tail)], RowSampling(max_new_tokens=4), 0)
         for prompt, tail in zip(prompts, fed, strict=True)
     ]
-    forward = RaggedForward(model, contexts, {}, max_length=64, kernels=kernels)
+    forward = make_forward(contexts)
     forward.admit(range(len(contexts)))
     rows, logits = forward.next_logits()
     by_row = {row: [logits[place]] for place, row in enumerate(rows.tolist())}
