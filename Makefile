@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := build/demo
 
-.PHONY: env demo test test-slow check format bench chaos clean
+.PHONY: env demo test test-slow check format bench chaos gpu-check clean
 
 env: .venv/ready
 
@@ -49,6 +49,10 @@ bench: env
 # Half an hour of kills at random moments, each followed by a resume and a comparison of bytes.
 chaos: env
 	$(BIN)/python tests/chaos.py
+
+# The forward pass for a GPU against a CPU's, and its speed. Needs no .venv: torch and transformers.
+gpu-check:
+	$(PYTHON) tests/gpu_check.py
 
 clean:
 	rm -rf build .venv

@@ -217,4 +217,4 @@ class SlottedForward:
 def find_best(logits: torch.Tensor) -> torch.Tensor:
     """[n], the lowest id with the best logit of each row; -1 where the best is no number."""
     peak, best = logits.max(dim=1)  # Of equal logits, max takes the first.
-    return torch.where(peak.isfinite(), best, -1)
+    return best.masked_fill(~peak.isfinite(), -1)
