@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEMO := build/demo
 PEERS := openvino vllm ctranslate2
 
-.PHONY: env demo test test-slow check format bench bench-peers chaos clean
+.PHONY: env demo test test-slow check format bench bench-peers chaos gpu-check clean
 
 env: .venv/ready
 
@@ -63,6 +63,10 @@ build/peers/%/ready: tests/peers/%.txt
 # Half an hour of kills at random moments, each followed by a resume and a comparison of bytes.
 chaos: env
 	$(BIN)/python tests/chaos.py
+
+# The forward pass for a GPU against a CPU's, and its speed. Needs no .venv: torch and transformers.
+gpu-check:
+	$(PYTHON) tests/gpu_check.py
 
 clean:
 	rm -rf build .venv

@@ -39,6 +39,7 @@ def settle_identity(plan: Plan, packages: Sequence[str]) -> dict[str, object]:
         "dtype": plan.dtype,
         "device": plan.device,
         "kernels": plan.kernels,
+        "compile": model.compile,
         "threads_per_worker": model.threads,
         "trust_remote_code": model.trust_remote_code,
         "kind": plan.kind,

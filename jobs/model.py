@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from jobs.errors import SettingError
+from jobs.errors import ModelError, SettingError
 from jobs.sampling import SamplingDefaults
 
 DEMO = "demo"
@@ -32,6 +32,8 @@ class ModelRef:
     "What computes attention on a CPU. auto: compiled where there is a C compiler, else PyTorch."
     threads: int = 1
     "CPU threads a worker computes with: sums are grouped by thread, so the last bits depend on it."
+    compile: bool = False
+    "Compiles norms and feed-forward layers with torch.compile, on a GPU. Last bits may differ."
     trust_remote_code: bool = False
     allow_pickle: bool = False
     "Loads pickled weights, which can run any code they like while they are read."
@@ -78,3 +80,12 @@ def settle_dtype(model: ModelRef, facts: ModelFacts, device: str) -> str:
     if model.dtype != "auto":
         return model.dtype
     return "float32" if device == "cpu" else facts.dtype
+
+
+def check_compile(model: ModelRef, device: str) -> None:
+    """Raises ModelError if compiling is asked for where it is not done."""
+    if model.compile and device != "cuda":
+        raise ModelError(
+            f"--compile is for a GPU, and this model runs on {device}, where norms and linear "
+            "layers have faster ones in their place. Leave it out."
+        )

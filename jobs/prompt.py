@@ -1,12 +1,15 @@
 """One row, ready to be answered."""
 
 from dataclasses import dataclass
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from jobs.completion import RowError
-from jobs.kinds.kind import Kind
 from jobs.sampling import row_seed
+
+if TYPE_CHECKING:  # generate() runs without Arrow.
+    import pyarrow as pa
+
+    from jobs.kinds.kind import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Prompt:
 
 
 def read_prompts(
-    kind: Kind, column: pa.ChunkedArray, *, first_row_id: int, job_seed: int
+    kind: "Kind", column: "pa.ChunkedArray", *, first_row_id: int, job_seed: int
 ) -> list[Prompt]:
     """Makes a prompt of each cell of a column, in order."""
     prompts = []

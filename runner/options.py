@@ -88,6 +88,8 @@ FLAGS = (
          "Where the model runs; auto is a GPU if there is one."),
     Flag(ModelRef, "kernels", ("--kernels",), _choice("auto", "compiled", "torch"),
          "What computes attention on a CPU; auto is compiled where there is a C compiler."),
+    Flag(ModelRef, "compile", ("--compile/--no-compile",), bool,
+         "Compile norms and feed-forward layers on a GPU: minutes at the start, faster steps."),
     Flag(ModelRef, "threads", ("--threads-per-worker",), int,
          "CPU threads of a worker. They can change last bits, so they are part of the job."),
     Flag(ModelRef, "trust_remote_code", ("--trust-remote-code/--no-trust-remote-code",), bool,

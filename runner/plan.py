@@ -8,7 +8,7 @@ from jobs.errors import InputError, SettingError
 from jobs.files import RowSource, fixed_folder, scan_input
 from jobs.job import Job
 from jobs.kinds import KINDS
-from jobs.model import DEMO, ModelFacts, settle_dtype
+from jobs.model import DEMO, ModelFacts, check_compile, settle_dtype
 from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
 from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
 from jobs.schema import output_schema
@@ -29,6 +29,7 @@ def make_plan(job: Job) -> Plan:
     kept = _find_kept_columns(job, source)
     _check_capabilities(job, engine.capabilities)
     device = engine.find_device(job.model.device)
+    check_compile(job.model, device)
     facts = engine.read_facts(job.model)
     if facts.revision is not None:
         pinned = dataclasses.replace(job.model, revision=facts.revision)

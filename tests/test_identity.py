@@ -82,6 +82,7 @@ EXEMPT = {
     "revision": "only a hub's model has any, and then other files: seen through their hashes",
     "tokenizer": "seen through the hashes of its files",
     "allow_pickle": "says what may be loaded; what is loaded is seen through its hash",
+    "compile": "is refused on the CPU that is here; what was asked is seen",
     "device": "auto is the CPU here, and cuda needs a GPU; what it was settled to be is seen",
     "kernels": "what they were settled to be is seen; the echo engine has none",
 }
@@ -238,6 +239,20 @@ def test_another_engine_is_another_job(tmp_path: Path, source: Path, model: Path
     found = differences(then, now)
 
     assert {"engine", "model", "architecture", "version of transformers"} <= names(found)
+
+
+def test_compiling_is_seen(tmp_path: Path, source: Path) -> None:
+    plan = make_plan(usual_job(source, tmp_path / "out"))
+    model = dataclasses.replace(plan.job.model, compile=True)
+
+    found = find_differences(
+        describe_job(plan).identity,
+        describe_job(
+            dataclasses.replace(plan, job=dataclasses.replace(plan.job, model=model))
+        ).identity,
+    )
+
+    assert found == ["compile was false, is now true"]
 
 
 def test_a_device_is_seen_as_it_was_settled(tmp_path: Path, source: Path) -> None:

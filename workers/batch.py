@@ -24,6 +24,12 @@ class Forward(Protocol):
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """Runs the live rows one step further: which they are [n], and their logits [n, V]."""
 
+    def best_ids(self) -> torch.Tensor | None:
+        """[n], the best id of each of these rows, -1 where their logits are no numbers.
+
+        None: the forward pass does not look for it.
+        """
+
     def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """Takes the tokens that follow."""
 
@@ -38,7 +44,6 @@ class SampledPipeline:
     applies_penalties = True
     is_speculative = False
     overlap_active = False
-    graph_capture_ready = False
     data_parallel_degree = 1
 
     def __init__(
@@ -49,11 +54,14 @@ class SampledPipeline:
         device: torch.device,
         make_forward: Callable[[Sequence[RowContext], int | None], Forward],
         kernels: Kernels | None = None,
+        capture_graphs: Callable[[], bool] | None = None,
     ) -> None:
         """make_forward: claims what a model needs for the rows of a batch, or raises.
 
         Its second argument is how many rows are live at a time, or None where all of them are.
+        capture_graphs: captures steps as device graphs, if it can. None: there are none to capture.
         """
+        self.graph_capture_ready = False
         self.limits = limits
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = frozenset(facts.eos_token_ids)
@@ -62,6 +70,12 @@ class SampledPipeline:
         self._device = device
         self._make_forward = make_forward
         self._kernels = kernels
+        self._capture_graphs = capture_graphs
+
+    def warmup_graph_capture(self) -> None:
+        """Captures steps as device graphs, where the model and the device allow it."""
+        if self._capture_graphs is not None:
+            self.graph_capture_ready = self._capture_graphs()
 
     @property
     def num_open_rows(self) -> int:
@@ -110,7 +124,7 @@ class SampledBatch:
             if arriving := self._queue.arrivals():
                 self._forward.admit(arriving)
             rows, logits = self._forward.next_logits()
-            output = self._sampler.draw(logits, rows)
+            output = self._sampler.draw(logits, rows, self._forward.best_ids())
             self._forward.append(rows, output.token_ids)
         return output
 

@@ -7,7 +7,15 @@ from typing import Protocol
 
 from jobs.completion import Capture, Completion
 from jobs.errors import ModelError, SettingError
-from jobs.model import Device, Dtype, KernelChoice, ModelFacts, ModelRef, settle_dtype
+from jobs.model import (
+    Device,
+    Dtype,
+    KernelChoice,
+    ModelFacts,
+    ModelRef,
+    check_compile,
+    settle_dtype,
+)
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
 from workers.pipeline import BatchPipeline, PipelineLimits
@@ -110,6 +118,7 @@ def open_pipeline(
     dtype: Dtype = "auto",
     device: Device = "auto",
     kernels: KernelChoice = "auto",
+    compile: bool = False,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> BatchPipeline:
@@ -128,6 +137,7 @@ def open_pipeline(
         dtype=dtype,
         device=device,
         kernels=kernels,
+        compile=compile,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
@@ -138,6 +148,7 @@ def open_pipeline(
         max_prefill_tokens = max_batch_size * length
     limits = PipelineLimits(max_batch_size, length, max_prefill_tokens)
     place = engine_class.find_device(device)
+    check_compile(reference, place)
     number_type = settle_dtype(reference, facts, place)
     opened = engine_class(
         reference,

@@ -3,12 +3,15 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from jobs.completion import RowError
 from jobs.errors import JobError, MemoryShortError
-from jobs.plan import Shard
+
+if TYPE_CHECKING:  # A plan knows of Arrow, which generate() runs without.
+    from jobs.plan import Shard
 
 _SIGNS = ("allocate memory", "not enough memory", "out of memory")
 "What torch and its libraries say where they raise a plain RuntimeError."
@@ -35,7 +38,7 @@ def row_too_big() -> RowError:
 
 
 @contextmanager
-def memory_explained(shard: Shard) -> Iterator[None]:
+def memory_explained(shard: "Shard") -> Iterator[None]:
     """Turns every way to run out of memory into one error."""
     try:
         yield

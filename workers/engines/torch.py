@@ -94,11 +94,9 @@ class TorchEngine:
 
     def open(self) -> "SampledPipeline":
         """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
-        from workers.batch import SampledPipeline
         from workers.model import loading
         from workers.model.kernels import load_kernels
-        from workers.model.proof import prove_ragged
-        from workers.model.ragged import RaggedForward
+        from workers.model.opening import open_ragged, open_slotted
 
         folder = find_model(self._model)
         if self._facts.has_tokenizer:
@@ -106,22 +104,14 @@ class TorchEngine:
             if self._tokenizer.is_fast:  # It may be used by two threads at once.
                 self._turn = nullcontext()
         model = loading.load_model(self._model, folder, device=self._device, dtype=self._dtype)
-        kernels = load_kernels() if self._kernels == "compiled" else None
-        shapes = prove_ragged(model, kernels)
-        self._pipeline = SampledPipeline(
-            self._facts,
-            self._limits,
-            device=model.device,
-            make_forward=lambda contexts, max_live: RaggedForward(
-                model,
-                contexts,
-                dict(shapes),
-                self._limits.max_length,
-                max_live=max_live,
-                kernels=kernels,
-            ),
-            kernels=kernels,
-        )
+        if model.device.type == "cuda":
+            self._pipeline = open_slotted(
+                model, self._facts, self._limits, is_compiled=self._model.compile
+            )
+            self._pipeline.warmup_graph_capture()
+        else:
+            kernels = load_kernels() if self._kernels == "compiled" else None
+            self._pipeline = open_ragged(model, self._facts, self._limits, kernels)
         return self._pipeline
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -8,6 +8,7 @@ S tokens of a stretch of a prompt, L tokens of a row, n rows of a block.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +29,59 @@ class RaggedError(RuntimeError):
     """The architecture uses attention in a way that ragged batches do not cover."""
 
 
+class Pass(Protocol):
+    """One forward pass, which knows where its tokens stand and where their keys are kept."""
+
+    shapes: dict[int, LayerShape]
+    "By layer, filled as the layers are met."
+
+    def attend(
+        self,
+        layer: int,
+        settings: AttentionSettings,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Stores keys and values [H, T, D] and attends query [G * H, T, D] -> [T, G * H, D]."""
+
+
 class RaggedPass:
-    """One forward pass: what it runs over, and what it has learnt of the layers."""
+    """A pass over steps whose keys and values stand in blocks."""
 
     def __init__(
         self, steps: Sequence[Step], shapes: dict[int, LayerShape], kernels: Kernels | None
     ) -> None:
         self.steps = steps
         self.shapes = shapes
-        "By layer, filled as the layers are met."
         self.kernels = kernels
+
+    def attend(
+        self,
+        layer: int,
+        settings: AttentionSettings,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Step by step: each attends to its own block."""
+        output = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        start = 0
+        for step in self.steps:
+            block = step.block
+            if layer not in block.keys:
+                block.allocate(layer, self.shapes[layer])
+            stored = block.keys[layer], block.values[layer]
+            piece = slice(start, start + step.num_tokens)
+            new = query[:, piece], key[:, piece], value[:, piece]
+            if isinstance(step, PromptSpan):
+                output[piece] = _attend_prompt(step, settings, *stored, *new)
+            elif self.kernels is not None and key.dtype == torch.float32:
+                self.kernels.decode(step, settings, *stored, *new, output[piece])
+            else:
+                output[piece] = _decode(step, settings, *stored, *new)
+            start += step.num_tokens
+        return output
 
 
 def ragged_attention(
@@ -50,7 +94,7 @@ def ragged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    ragged: RaggedPass | None = None,
+    ragged: Pass | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, G * H, T, D], key and value [1, H, T, D] -> [1, T, G * H, D].
@@ -66,23 +110,7 @@ def ragged_attention(
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window)
     ragged.shapes[layer] = shape
     settings = AttentionSettings(scaling or query.shape[3] ** -0.5, sliding_window, softcap or None)
-    output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    start = 0
-    for step in ragged.steps:
-        block = step.block
-        if layer not in block.keys:
-            block.allocate(layer, shape)
-        stored = block.keys[layer], block.values[layer]
-        piece = slice(start, start + step.num_tokens)
-        new = query[0, :, piece], key[0, :, piece], value[0, :, piece]
-        if isinstance(step, PromptSpan):
-            output[piece] = _attend_prompt(step, settings, *stored, *new)
-        elif ragged.kernels is not None and key.dtype == torch.float32:
-            ragged.kernels.decode(step, settings, *stored, *new, output[piece])
-        else:
-            output[piece] = _decode(step, settings, *stored, *new)
-        start += step.num_tokens
-    return output[None], None
+    return ragged.attend(layer, settings, query[0], key[0], value[0])[None], None
 
 
 AttentionInterface.register(RAGGED, ragged_attention)
@@ -107,17 +135,17 @@ def _attend_prompt(
     values[:, span.start : span.stop] = value
     if span.start:
         key, value = keys[:, : span.stop], values[:, : span.stop]
-    grouped = _group(query, 0, key.shape[0])  # [H, G, S, D]
-    attended = _attend_causally(grouped, key, value, settings)
+    grouped = group_heads(query, 0, key.shape[0])  # [H, G, S, D]
+    attended = attend_causally(grouped, key, value, settings)
     return attended.flatten(0, 1).transpose(0, 1)  # [S, G * H, D]
 
 
-def _group(query: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
+def group_heads(query: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
     """Splits the query heads in dim by the key-value head that they share: G * H -> H, G."""
     return query.reshape(*query.shape[:dim], num_kv_heads, -1, *query.shape[dim + 1 :])
 
 
-def _attend_causally(
+def attend_causally(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings
 ) -> torch.Tensor:
     """query [H, G, S, D], key and value [H, L, D] -> [H, G, S, D], each looking back only.
@@ -141,7 +169,7 @@ def _attend_causally(
         if window is not None:
             is_seen &= places > queries - window
         pieces.append(
-            _attend(
+            attend(
                 query[:, :, start - before : stop - before],
                 key[:, :, first:stop],
                 value[:, :, first:stop],
@@ -171,8 +199,8 @@ def _decode(
     places = torch.arange(num_rows, device=keys.device)
     keys[places, :, step.written] = key.transpose(0, 1)
     values[places, :, step.written] = value.transpose(0, 1)
-    grouped = _group(query.transpose(0, 1), 1, key.shape[0])  # [n, H, G, D]
-    attended = _attend(
+    grouped = group_heads(query.transpose(0, 1), 1, key.shape[0])  # [n, H, G, D]
+    attended = attend(
         grouped,
         keys[:num_rows, :, : step.longest],
         values[:num_rows, :, : step.longest],
@@ -182,7 +210,7 @@ def _decode(
     return attended.flatten(1, 2)
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

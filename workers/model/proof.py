@@ -1,6 +1,10 @@
 """The proof that an architecture can be run ragged, made when a model is opened."""
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -15,6 +19,8 @@ from workers.model.ragged import RaggedForward
 from workers.model.shape import LayerShape
 from workers.pipeline import RowContext
 
+PROBE_TOKENS = 64
+"Room for all rows of a probe."
 _PROBES = 3
 _PROBE_LENGTHS = (7, 3)
 "So many pairs of short rows."
@@ -32,14 +38,41 @@ ways to attend are 0.01 and 0.1 apart, and far more at a place here and there.
 """
 
 
-def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict[int, LayerShape]:
+class ProbedForward(Protocol):
+    """A forward pass that finds out the shapes of the layers as it meets them."""
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """By layer."""
+
+    def admit(self, rows: Sequence[int]) -> None: ...
+
+    def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]: ...
+
+    def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+
+def prove_ragged(
+    model: PreTrainedModel,
+    kernels: Kernels | None = None,
+    make_forward: Callable[[Sequence[RowContext]], ProbedForward] | None = None,
+) -> dict[int, LayerShape]:
     """Makes a model ready to run ragged, and proves that it still is the same model.
+
+    make_forward: what is to be proved; a RaggedForward if not given.
 
     Short rows are run alone, as the architecture's authors wrote it, and then ragged, with what was
     put in the place of its layers. Returns the shapes of the layers. Raises ModelError, by the
     architecture's name, if the two ways disagree: if a layer mixes tokens by other means than
     attention, or has rules of its own for masks and positions.
     """
+    make_forward = make_forward or (
+        lambda contexts: RaggedForward(
+            model, contexts, {}, max_length=PROBE_TOKENS, kernels=kernels
+        )
+    )
     name = type(model).__name__
     check_layers(model.config, name)
     prompts = _make_probes(model.config.get_text_config().vocab_size)
@@ -55,7 +88,7 @@ def prove_ragged(model: PreTrainedModel, kernels: Kernels | None = None) -> dict
             if kernels is not None:
                 replace_norms(model, kernels)
         try:
-            ours, shapes = _run_probes(model, prompts, kernels)
+            ours, shapes = _run_probes(make_forward, prompts)
         except (RaggedError, TypeError, RuntimeError) as error:
             raise ModelError(f"{name} cannot be run in ragged batches: {error}.") from error
     theirs = [alone[-len(rows) :] for alone, rows in zip(plain, ours, strict=True)]
@@ -95,7 +128,7 @@ def _check_logits(name: str, ours: torch.Tensor, theirs: torch.Tensor, dtype: to
 
 
 def _run_probes(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]], kernels: Kernels | None
+    make_forward: Callable[[Sequence[RowContext]], ProbedForward], prompts: list[tuple[int, ...]]
 ) -> tuple[list[torch.Tensor], dict[int, LayerShape]]:
     """Logits of each row from where it is fed token by token, ending at its last.
 
@@ -106,7 +139,7 @@ def _run_probes(
         RowContext(ids[:-_FED] if row in live else ids, RowSampling(max_new_tokens=4), 0)
         for row, ids in enumerate(prompts)
     ]
-    forward = RaggedForward(model, contexts, {}, max_length=64, kernels=kernels)
+    forward = make_forward(contexts)
     forward.admit(range(len(contexts)))
     rows, logits = forward.next_logits()
     by_row = {row: [logits[place]] for place, row in enumerate(rows.tolist())}

@@ -16,6 +16,7 @@ from jobs.completion import Capture
 from jobs.sampling import MASK_64
 from workers.model.filters import Filters, FloatRows
 from workers.model.kernels import Kernels
+from workers.model.penalties import Penalties
 from workers.model.philox import uniform
 from workers.pipeline import RowContext, StepOutput
 
@@ -47,14 +48,24 @@ class Sampler:
         self._ending_ids = [sorted(eos_token_ids | s.stop_token_ids) for s in samplings]
         self._is_greedy = np.array([s.is_greedy for s in samplings], np.bool_)
         self._filters = Filters(samplings, vocab_size)
+        self._takes_best = capture == Capture() and all(
+            s.is_greedy and not s.has_penalties for s in samplings
+        )
         self._penalties = (
-            _Penalties(contexts, vocab_size, device)
+            Penalties(contexts, vocab_size, device)
             if any(s.has_penalties for s in samplings)
             else None
         )
 
-    def draw(self, raw: torch.Tensor, rows: npt.NDArray[np.int64]) -> StepOutput:
-        """Draws a token for each row of raw, the model's logits [n, V]."""
+    def draw(
+        self, raw: torch.Tensor, rows: npt.NDArray[np.int64], best_ids: torch.Tensor | None = None
+    ) -> StepOutput:
+        """Draws a token for each row of raw, the model's logits [n, V].
+
+        best_ids: the best id of each row [n], -1 where the logits are no numbers, if it is known.
+        """
+        if best_ids is not None and self._takes_best and not self._is_young(rows).any():
+            return self._take(best_ids, rows)
         raw = raw.float()
         z = raw if self._penalties is None else self._penalties.apply(raw, rows)
         z = self._mask_endings(z, rows)
@@ -82,6 +93,18 @@ class Sampler:
             logits=raw.cpu().numpy() if self._capture.logits else None,
         )
 
+    def _take(self, best_ids: torch.Tensor, rows: npt.NDArray[np.int64]) -> StepOutput:
+        """The tokens where nothing but the best is asked for: one read, no look at the logits."""
+        token_ids: npt.NDArray[np.int64] = best_ids.cpu().numpy()
+        has_nan = token_ids < 0
+        self._num_tokens[rows] += np.uint64(1)
+        self._num_new[rows] += 1
+        return StepOutput(rows=rows, token_ids=token_ids.clip(0), has_nan=has_nan)
+
+    def _is_young(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which rows have not yet the length asked for, so that nothing may end them."""
+        return self._num_new[rows] < self._min_new[rows]
+
     def _find_best(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best logit of each row, and the lowest id that has it."""
         if self._kernels is None:
@@ -90,7 +113,7 @@ class Sampler:
 
     def _mask_endings(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Forbids what would end a row that has not yet the length asked for."""
-        young = np.flatnonzero(self._num_new[rows] < self._min_new[rows])
+        young = np.flatnonzero(self._is_young(rows))
         if not len(young):
             return z
         z = z.clone()
@@ -154,44 +177,6 @@ class Sampler:
             token_ids[todo] = ids.cpu().numpy()[np.arange(len(todo)), choice]
             todo, width = todo[~is_settled], z.shape[1]
         return token_ids
-
-
-class _Penalties:
-    """What a batch's rows have seen and said. Memory: 5 * B * V bytes."""
-
-    def __init__(
-        self, contexts: Sequence[RowContext], vocab_size: int, device: torch.device
-    ) -> None:
-        def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
-
-        samplings = [context.sampling for context in contexts]
-        self._repetition = column([s.repetition_penalty for s in samplings])
-        self._frequency = column([s.frequency_penalty for s in samplings])
-        self._presence = column([s.presence_penalty for s in samplings])
-        shape = (len(contexts), vocab_size)
-        self._is_seen = torch.zeros(shape, dtype=torch.bool, device=device)
-        self._num_said = torch.zeros(shape, dtype=torch.float32, device=device)
-        for row, context in enumerate(contexts):
-            self._is_seen[row, list(context.token_ids)] = True
-
-    def apply(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """[n, V]: repetition over prompt and answer, then frequency and presence over the answer.
-
-        A repetition penalty divides what is above 0 and multiplies what is below, so that either
-        becomes less likely.
-        """
-        places = torch.from_numpy(rows).to(z.device)
-        repetition = self._repetition[places]
-        is_seen, num_said = self._is_seen[places], self._num_said[places]
-        z = torch.where(is_seen, torch.where(z > 0, z / repetition, z * repetition), z)
-        return z - self._frequency[places] * num_said - self._presence[places] * (num_said > 0)
-
-    def count(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Remembers the tokens just drawn."""
-        places = torch.from_numpy(rows), torch.from_numpy(token_ids)
-        self._is_seen[places] = True
-        self._num_said[places] += 1
 
 
 def best_sorted(z: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ prompts   |row 4 . . . . . . |row 1 . . . . . | tokens of rows side by side
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -103,9 +103,23 @@ def ending_places(steps: Sequence[Step]) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.long)
 
 
-def cut_passes(spans: Sequence[PromptSpan], num_tokens: int) -> Iterator[list[PromptSpan]]:
+class Span(Protocol):
+    """A stretch of tokens that run through the layers together."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many they are."""
+
+    def cut(self, num_tokens: int) -> tuple[Self, Self]:
+        """The first tokens, and the others."""
+
+
+AnySpan = TypeVar("AnySpan", bound=Span)
+
+
+def cut_passes(spans: Sequence[AnySpan], num_tokens: int) -> Iterator[list[AnySpan]]:
     """Passes of at most num_tokens tokens. Only a prompt that is longer is cut."""
-    taken: list[PromptSpan] = []
+    taken: list[AnySpan] = []
     room = num_tokens
     for span in spans:
         if taken and span.num_tokens > room:
