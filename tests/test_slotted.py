@@ -394,3 +394,16 @@ def test_graphs_of_some_sizes_are_none() -> None:
 
     assert graphs.capture(replay_by_running) is False
     assert not graphs.is_ready and not graphs._replays
+
+
+def test_the_last_row_gives_back_the_room_while_the_batch_is_still_held() -> None:
+    slotted = make_slotted(random_model(make_config("Llama", SIZES)), capacity=30)
+    forward = SlottedForward(slotted, contexts_of(random_rows(12, 13), 2))
+    forward.admit([0, 1])
+
+    forward.release(1)
+    with pytest.raises(CacheFullError):
+        slotted.cache.claim(30)
+    forward.release(0)
+
+    assert slotted.cache.claim(30) == 0
