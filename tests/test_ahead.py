@@ -8,9 +8,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from running import echo_job, make_job, open_worker, prepared, read_rows, write_prompts
 
+from jobs.completion import RowError
 from jobs.drafts import PartWriter
 from jobs.errors import InputError, MemoryShortError, OutputError
 from jobs.folder import list_parts
@@ -115,10 +118,23 @@ def test_what_is_wrong_with_a_shard_is_said_when_it_is_run_itself(
     assert len(list_parts(str(tmp_path / "out"))) == 2
 
 
+def test_input_that_cannot_be_read_is_said_of_its_own_shard(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        write_prompts(tmp_path / "in" / f"{name}.parquet", [f"{name}a", f"{name}b"])
+    plan = prepared(echo_job(tmp_path / "in", tmp_path / "out", rows_per_shard=2))
+    worker, (first, second) = open_worker(plan), plan.shards
+    os.unlink(tmp_path / "in" / "1.parquet")
+
+    worker.run_shard(first, ahead=second)
+
+    with pytest.raises(InputError, match=r"1\.parquet: cannot be read"):
+        worker.run_shard(second)
+
+
 def test_input_that_could_not_be_read_ahead_is_read_again_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that has raised may stand anywhere: going on with it, rows would be others."""
+    """What fails beside another shard may not fail alone."""
     for name in ("0", "1"):
         write_prompts(tmp_path / "in" / f"{name}.parquet", [f"{name}a", f"{name}b"])
     plan = prepared(echo_job(tmp_path / "in", tmp_path / "out", rows_per_shard=2))
@@ -126,15 +142,13 @@ def test_input_that_could_not_be_read_ahead_is_read_again_in_its_turn(
     os.rename(tmp_path / "in" / "1.parquet", moved)
 
     def wait_until_read(batch: object) -> None:
-        assert worker._reader._ahead is not None
-        worker._reader._ahead[1].exception(SECONDS)
+        if worker._reader._ahead is not None:
+            assert worker._reader._ahead[1].exception(SECONDS) is not None
 
     watch(monkeypatch, worker, "generate", wait_until_read)
     worker.run_shard(first, ahead=second)
-    with pytest.raises(InputError, match=r"1\.parquet: cannot be read"):
-        worker.run_shard(second)
     os.rename(moved, tmp_path / "in" / "1.parquet")
-    worker.run_shard(second, ahead=first)
+    worker.run_shard(second)
 
     assert read_rows(tmp_path / "out")["prompt"].to_pylist() == ["0a", "0b", "1a", "1b"]
 
@@ -143,12 +157,12 @@ def test_a_shard_that_hangs_while_it_is_read_ahead_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = shards_of(tmp_path, [f"prompt {i}" for i in range(10)])
-    worker, is_over, is_hung = open_worker(plan), Event(), Event()
+    worker, is_over, is_hung, waited = open_worker(plan), Event(), Event(), []
 
     def hang(texts: list[str]) -> None:
         if "prompt 2" in texts:
             is_hung.set()
-            is_over.wait(SECONDS)
+            waited.append(is_over.wait(SECONDS))
 
     watch(monkeypatch, worker, "encode", hang)
     watch(monkeypatch, worker, "generate", lambda batch: wait_for(is_hung))
@@ -156,7 +170,7 @@ def test_a_shard_that_hangs_while_it_is_read_ahead_holds_up_no_other(
         worker.run_shard(plan.shards[0], ahead=plan.shards[1])
         worker.run_shard(plan.shards[2], ahead=plan.shards[3])
         worker.run_shard(plan.shards[3], ahead=plan.shards[4])
-        assert not is_over.is_set()
+        assert waited == []
     finally:
         is_over.set()
 
@@ -166,16 +180,24 @@ def test_a_shard_that_hangs_while_it_is_read_ahead_holds_up_no_other(
 def test_one_shard_is_held_ahead_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guesses that are wrong, trials and lessons drop what was read."""
+    """Guesses that are wrong, trials and lessons drop what was read, before they read."""
     plan = shards_of(tmp_path, [f"prompt {i}" for i in range(10)])
-    worker, held = open_worker(plan), []
+    worker, held, held_before = open_worker(plan), [], []
 
     def count(batch: object) -> None:
         if worker._reader._ahead is not None:
             worker._reader._ahead[1].result(SECONDS)
-        held.append(sum(type(thing) is Reading for thing in gc.get_objects()))
+        held.append(num_readings())
+
+    def count_before(texts: list[str]) -> None:
+        if texts == ["prompt 6", "prompt 7"]:
+            held_before.append(num_readings())
+
+    def num_readings() -> int:
+        return sum(type(thing) is Reading for thing in gc.get_objects())
 
     watch(monkeypatch, worker, "generate", count)
+    watch(monkeypatch, worker, "encode", count_before)
     zero, one, two, three, four = plan.shards
     worker.run_shard(zero, ahead=one)
     worker.run_shard(one, ahead=two)
@@ -185,16 +207,46 @@ def test_one_shard_is_held_ahead_and_no_more(
     worker.run_shard(four, Lessons(halvings=1))
 
     assert held == [2, 2, 2, 0, 2, 1]  # A trial holds the prompts alone.
+    assert held_before == [0]
 
 
 def test_what_lessons_say_counts_more_than_what_was_read_ahead(tmp_path: Path) -> None:
     plan = shards_of(tmp_path, ["a", "b", "c", "d"])
     worker = open_worker(plan)
+    error = RowError("generate", "worker_crash", "It died.")
 
     worker.run_shard(plan.shards[0], ahead=plan.shards[1])
-    report = worker.run_shard(plan.shards[1], Lessons(halvings=2))
+    report = worker.run_shard(plan.shards[1], Lessons(((2, error),)))
 
-    assert (report.counts.halved, report.counts.batches) == (1, 2)
+    assert dict(report.counts.failed) == {"worker_crash": 1}
+
+
+def test_a_reader_that_has_raised_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in the middle of things: Arrow said that there were no more rows."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c", "d"]}), source, row_group_size=2)
+    plan = prepared(echo_job(source, tmp_path / "out", rows_per_shard=2))
+    worker, (first, second) = open_worker(plan), plan.shards
+    content, times = source.read_bytes(), source.stat()
+    start = pq.ParquetFile(source).metadata.row_group(1).column(0).dictionary_page_offset
+
+    def write_with_its_time(changed: bytes) -> None:
+        source.write_bytes(changed)
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def wait_until_read(batch: object) -> None:
+        if worker._reader._ahead is not None:
+            assert isinstance(worker._reader._ahead[1].exception(SECONDS), InputError)
+
+    write_with_its_time(content[:start] + b"\xff" * 20 + content[start + 20 :])
+    watch(monkeypatch, worker, "generate", wait_until_read)
+    worker.run_shard(first, ahead=second)
+    write_with_its_time(content)
+    worker.run_shard(second)
+
+    assert read_rows(tmp_path / "out")["prompt"].to_pylist() == ["a", "b", "c", "d"]
 
 
 def test_seconds_of_reading_are_its_own_and_those_of_waiting_are_too(

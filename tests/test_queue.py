@@ -90,6 +90,18 @@ def test_a_shard_that_has_lost_a_worker_is_not_read_ahead_again() -> None:
     assert take(queue, "b") == (2, 3)
 
 
+def test_what_is_read_ahead_passes_over_a_shard_in_trouble() -> None:
+    queue = make_queue(5)
+    trial, ahead = queue.take("a", num_free=1)
+    assert ahead is not None and ahead.shard.index == 2
+    trial.is_alone = ahead.is_alone = True
+    queue.forget("a")
+    queue.put_back(trial)
+
+    assert take(queue, "b") == (0, None)
+    assert take(queue, "c") == (1, 3)
+
+
 def test_retried_shards_are_neither_read_ahead_nor_beside_others() -> None:
     queue = ShardQueue()
     queue.extend([Trial(Shard(0, 0, 1), retry=True), Trial(Shard(1, 1, 2), retry=True)])
