@@ -49,10 +49,17 @@ static inline float exp_below(float x) {
     return p * power;
 }
 
-/* Scores of one query with tokens [first, stop), four at a time. Returns the greatest. */
-static float score(const float *q, const float *keys, int64_t D, int64_t first, int64_t stop, float *scores) {
+/* Asks memory for num numbers that will be read soon. */
+static inline void fetch(const float *from, int64_t num) {
+    for (int64_t i = 0; i < num; i += 16) __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Scores of one query with tokens [first, stop), four at a time. Returns the greatest. Fetches soon[stop - first, S]. */
+static float score(const float *q, const float *keys, int64_t D, int64_t first, int64_t stop, const float *soon,
+                   int64_t S, float *scores) {
     float best = -__builtin_inff();
     for (int64_t t = first; t < stop; t += 4) {
+        if (soon != NULL) fetch(soon + (t - first) * S, 4 * S);
         const float *k[4];
         vec acc[4];
         float rest[4];
@@ -89,15 +96,18 @@ static float weigh(float *scores, int64_t num, float best) {
     return sum(total);
 }
 
-/* out[E] = weights[num] times values[num, E], divided by total. width vectors of the output at a time. */
-static inline __attribute__((always_inline)) int64_t
-mix(int width, const float *weights, const float *values, int64_t num, int64_t E, int64_t e, float total, float *out) {
+/* out[E] = weights[num] times values[num, E], divided by total. width vectors of the output at a time. Fetches
+   soon[num, S]. */
+static inline __attribute__((always_inline)) int64_t mix(int width, const float *weights, const float *values,
+                                                         int64_t num, int64_t E, int64_t e, float total,
+                                                         const float *soon, int64_t S, float *out) {
     for (; e + width * LANES <= E; e += width * LANES) {
         vec acc[8];
 #pragma GCC unroll 8
         for (int i = 0; i < width; i++) acc[i] = (vec){0};
         for (int64_t t = 0; t < num; t++) {
             float w = weights[t];
+            if (soon != NULL) fetch(soon + t * S, S);
 #pragma GCC unroll 8
             for (int i = 0; i < width; i++) acc[i] += w * load(values + t * E + e + i * LANES);
         }
@@ -107,12 +117,15 @@ mix(int width, const float *weights, const float *values, int64_t num, int64_t E
     return e;
 }
 
+/* One query over tokens [first, stop) of its row. is_cold: these values are still to come from memory. next: keys that
+   will be read after these, or NULL. */
 static void attend(const float *q, const float *keys, const float *values, int64_t D, int64_t E, int64_t first,
-                   int64_t stop, float scaling, float softcap, float *scratch, float *out) {
+                   int64_t stop, float scaling, float softcap, int is_cold, const float *next, float *scratch,
+                   float *out) {
     float *scaled = scratch, *scores = scratch + (D + LANES);
     int64_t num = stop - first;
     for (int64_t d = 0; d < D; d++) scaled[d] = q[d] * scaling;
-    float best = score(scaled, keys, D, first, stop, scores);
+    float best = score(scaled, keys, D, first, stop, is_cold ? values + first * E : NULL, E, scores);
     if (softcap > 0) {
         best = -__builtin_inff();
         for (int64_t t = 0; t < num; t++) {
@@ -122,8 +135,8 @@ static void attend(const float *q, const float *keys, const float *values, int64
     }
     float total = weigh(scores, num, best);
     values += first * E;
-    int64_t e = mix(8, scores, values, num, E, 0, total, out);
-    e = mix(1, scores, values, num, E, e, total, out);
+    int64_t e = mix(8, scores, values, num, E, 0, total, next, D, out);
+    e = mix(1, scores, values, num, E, e, total, NULL, 0, out);
     for (; e < E; e++) {
         float acc = 0;
         for (int64_t t = 0; t < num; t++) acc += scores[t] * values[t * E + e];
@@ -153,8 +166,9 @@ int decode(int64_t n, int64_t H, int64_t G, int64_t D, int64_t E, int64_t C, ten
             memcpy(row_values + written[row] * E, value.start + head * value.head + row * value.row, sizeof(float) * E);
             for (int64_t g = 0; g < G && scratch != NULL; g++) {
                 int64_t q = head * G + g;
+                int is_last = g == G - 1 && place + 1 < n * H;
                 attend(query.start + q * query.head + row * query.row, row_keys, row_values, D, E, first, stop, scaling,
-                       softcap, scratch, out + row * out_row + q * E);
+                       softcap, g == 0, is_last ? row_keys + (C + first) * D : NULL, scratch, out + row * out_row + q * E);
             }
         }
         free(scratch);

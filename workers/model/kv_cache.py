@@ -14,7 +14,9 @@ Letters: H key-value heads, C tokens of room, D numbers a head, n live rows of a
 """
 
 import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +42,11 @@ class RowLength:
 class KVBlock:
     """Places for rows of like length, with one tensor of keys and one of values a layer."""
 
-    def __init__(self, places: int, room: int, device: torch.device) -> None:
+    def __init__(
+        self, places: int, room: int, device: torch.device, *, is_tight: bool = False
+    ) -> None:
+        """is_tight: nearly all of the room will be used."""
+        self.is_tight = is_tight
         self.rows: list[int] = []
         "Places in the batch of the live rows, in the order in which they stand here."
         self.places = places
@@ -60,7 +66,7 @@ class KVBlock:
         """Makes room for one layer. Zeros, since a masked NaN would still poison a sum."""
         for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
             size = (self.places, shape.num_kv_heads, self.room, width)
-            tensors[layer] = zeros(size, shape.dtype, self.device)
+            tensors[layer] = zeros(size, shape.dtype, self.device, is_tight=self.is_tight)
 
     def admit(self, rows: Sequence[int], prefix: "KVBlock | None") -> None:
         """Takes in rows, behind those that are there, that begin with the prefix's tokens."""
@@ -109,7 +115,9 @@ class KVCache:
         else:
             self._home = dict.fromkeys((length.row for length in lengths), 0)
             sizes = [(max_live, max(length.most for length in lengths))]
-        self._blocks = [KVBlock(places, room, device) for places, room in sizes]
+        self._blocks = [
+            KVBlock(places, room, device, is_tight=max_live is None) for places, room in sizes
+        ]
         for block in self._blocks:
             for layer, shape in shapes.items():
                 block.allocate(layer, shape)
@@ -139,15 +147,25 @@ class KVCache:
             block.values.clear()
 
 
-def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros. On a CPU it takes memory only where it is written, as numpy's do."""
-    if device.type != "cpu":
+def zeros(
+    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_tight: bool
+) -> torch.Tensor:
+    """A tensor of zeros. On a CPU it takes memory only where it is written, and gives it back.
+
+    Pages are asked of the system itself: an allocator may hand out what it has used before, which
+    would have to be overwritten, room that is never needed included.
+    """
+    num_bytes = math.prod(size) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
         return torch.zeros(size, dtype=dtype, device=device)
-    return (
-        torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8))
-        .view(dtype)
-        .view(size)
-    )
+    try:
+        pages = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise MemoryError(f"not enough memory for {num_bytes:,} bytes of keys or values") from error
+    if is_tight and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # A kernel without them.
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 def group_by_length(lengths: Sequence[RowLength]) -> list[list[RowLength]]:
