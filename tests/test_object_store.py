@@ -292,7 +292,7 @@ def test_rows_whose_error_may_pass_are_answered_again(
         assert (first.retryable, first.counts.failed_rows) == (1, 1)
 
         with monkeypatch.context() as patch:
-            patch.setattr("workers.engines.faults.play_faults", lambda prompts: None)
+            patch.setattr("workers.engines.faults.play_faults", lambda *_: None)
             reports.append(worker.retry_shard(plan.shards[0]))
 
     assert [report.counts.failed_rows for report in reports] == [0, 0]
