@@ -89,13 +89,21 @@ def test_a_row_that_raises_is_an_error_with_what_was_raised(
     assert "a worker failed on shard 0: RuntimeError: a kernel failed" in caplog.text
 
 
+@pytest.mark.parametrize(("schedule", "num_batches"), [("fixed", 4), ("refill", 1)])
 def test_a_batch_that_does_not_fit_is_halved_for_its_shard_alone(
-    tmp_path: Path, session: Resources, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    session: Resources,
+    caplog: pytest.LogCaptureFixture,
+    schedule: str,
+    num_batches: int,
 ) -> None:
-    """Case J06: answers as if the batch had been small from the start; later batches are whole."""
+    """Case J06: answers as if the batch had been small from the start; later batches are whole.
+
+    Where rows take turns, fewer of them are live at a time.
+    """
     prompts = with_one("<memory>", 11, 24)
-    plan = prepared(make_job(tmp_path, "out", prompts))
-    small = prepared(make_job(tmp_path, "small", prompts, rows_per_batch=2))
+    plan = prepared(make_job(tmp_path, "out", prompts, schedule=schedule))
+    small = prepared(make_job(tmp_path, "small", prompts, rows_per_batch=2, schedule=schedule))
     worker = open_worker(small)
 
     found = run(plan, Seats(1, 1, 0))
@@ -103,7 +111,7 @@ def test_a_batch_that_does_not_fit_is_halved_for_its_shard_alone(
         worker.run_shard(shard)
 
     assert [found[i].lessons.halvings for i in range(3)] == [0, 2, 0]
-    assert [found[i].counts.batches for i in range(3)] == [1, 4, 1]
+    assert [found[i].counts.batches for i in range(3)] == [1, num_batches, 1]
     assert [found[i].counts.halved for i in range(3)] == [0, 1, 0]
     assert read_rows(tmp_path / "out").equals(read_rows(tmp_path / "small"))
     assert "shard 1 is out of memory: 8 rows do not fit; the batch is halved" in caplog.text
