@@ -92,7 +92,7 @@ def run_rows(
     live: set[int] = set()
     with torch.inference_mode():
         forward = SlottedForward(
-            slotted, contexts, max_live=None if max_live >= len(rows) else max_live
+            slotted, contexts, turns=None if max_live >= len(rows) else Turns(max_live, 9999)
         )
         while live or waiting:
             arriving = [waiting.pop(0) for _ in range(min(len(waiting), max_live - len(live)))]

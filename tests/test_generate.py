@@ -358,13 +358,12 @@ def test_open_batches_fill_the_cache(const5: BatchPipeline) -> None:
 def test_a_claim_that_fails_half_way_holds_nothing(
     succ12: BatchPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.model.kv_cache import KVBlock
+    from workers.model.kv_cache import Pages
 
-    def refuse(block: KVBlock, *_: object) -> None:
-        if block.places == 1:
-            raise MemoryError("no room for the second block")
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room for the first layer")
 
-    monkeypatch.setattr(KVBlock, "allocate", refuse)
+    monkeypatch.setattr(Pages, "allocate", refuse)
     with pytest.raises(MemoryError):
         GenerateIterator(succ12, [[1] * 40, [1] * 40, [1]], max_new_tokens=2)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +11,10 @@ from workers.model import build
 from workers.model.attention import _decode
 from workers.model.build import has_kernels
 from workers.model.kernels import Kernels, load_kernels
-from workers.model.kv_cache import KVBlock
+from workers.model.kv_cache import PAGE, KVCache, PagePool
 from workers.model.sampling import best_sorted
 from workers.model.shape import AttentionSettings, LayerShape
-from workers.model.steps import DecodeStep
+from workers.model.steps import DecodeStep, PromptSpan
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +22,26 @@ def compiled() -> Kernels:
     return load_kernels()
 
 
-def filled_block(places: int, room: int, shape: LayerShape, seed: int) -> KVBlock:
-    """A block of rows of many lengths, full of noise."""
+CPU = torch.device("cpu")
+ROOM = 37
+
+
+def filled_cache(num_rows: int, shape: LayerShape, seed: int) -> KVCache:
+    """Rows of many lengths, whose pages stand in any order and are full of noise."""
     generator = torch.Generator().manual_seed(seed)
-    block = KVBlock(places, room, torch.device("cpu"))
-    block.allocate(0, shape)
-    block.admit(list(range(places)), None)
-    block.keys[0].normal_(generator=generator)
-    block.values[0].normal_(generator=generator)
-    block.written[:] = torch.randint(0, room, (places,), generator=generator).numpy()
-    return block
+    cache = KVCache(PagePool(CPU), [ROOM] * num_rows, num_rows * ROOM, num_rows)
+    cache.pages.allocate(0, shape)
+    cache.pages.layers[0].normal_(generator=generator)
+    order = torch.randperm(cache.pages.num_pages, generator=generator)
+    cache._free = order.tolist()
+    for row in range(num_rows):
+        cache.admit(row, ROOM)
+    cache.written[:] = torch.randint(0, ROOM, (num_rows,), generator=generator).numpy()
+    return cache
+
+
+def decode_step(cache: KVCache, *rows: int) -> DecodeStep:
+    return DecodeStep(cache, np.array(rows, np.int64), torch.zeros(len(rows), dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +50,7 @@ def filled_block(places: int, room: int, shape: LayerShape, seed: int) -> KVBloc
         (3, 3, 64, 64, None, None),
         (1, 1, 8, 8, None, None),
         (2, 4, 20, 13, None, None),
+        (2, 7, 32, 40, None, None),
         (2, 2, 16, 96, 7, None),
         (1, 3, 33, 72, None, 5.0),
         (2, 1, 8, 8, 5, 3.0),
@@ -56,59 +68,93 @@ def test_attention_is_pytorchs(
     threads: int,
 ) -> None:
     shape = LayerShape(num_kv_heads, key_dim, value_dim, torch.float32, window)
-    block = filled_block(9, 37, shape, seed=3)
+    cache, twin = filled_cache(9, shape, seed=3), filled_cache(9, shape, seed=3)
     settings = AttentionSettings(key_dim**-0.5, window, softcap)
     generator = torch.Generator().manual_seed(4)
     query = torch.randn(9, num_kv_heads * group, key_dim, generator=generator).transpose(0, 1)
     key = torch.randn(num_kv_heads, 9, key_dim, generator=generator)
     value = torch.randn(9, num_kv_heads, value_dim, generator=generator).transpose(0, 1)
-    step = DecodeStep(block, torch.zeros(9, dtype=torch.long))
-    keys, values = block.keys[0].clone(), block.values[0].clone()
+    rows = 4, 0, 8, 1, 7, 3, 2, 6, 5
     before = torch.get_num_threads()
     found = torch.empty(9, num_kv_heads * group, value_dim)
 
-    expected = _decode(step, settings, keys, values, query, key, value)
+    expected = _decode(decode_step(twin, *rows), 0, settings, query, key, value)
     torch.set_num_threads(threads)
-    compiled.decode(step, settings, block.keys[0], block.values[0], query, key, value, found)
+    compiled.decode(decode_step(cache, *rows), 0, settings, query, key, value, found)
     torch.set_num_threads(before)
 
     # 1e-5: float32 sums of up to 37 weights that add up to 1, of values about 1.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert torch.equal(block.keys[0], keys)
-    assert torch.equal(block.values[0], values)
+    assert torch.equal(cache.pages.layers[0], twin.pages.layers[0])
 
 
 def test_a_row_attends_alike_whoever_is_beside_it(compiled: Kernels) -> None:
     """To the last bit: no sum runs over rows, and no row is padded to another's length."""
     shape = LayerShape(2, 16, 16, torch.float32, None)
     settings = AttentionSettings(0.25, None, None)
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(9, 6, 16, generator=generator)
+    key = torch.randn(9, 2, 16, generator=generator)
     outputs = []
-    for num_rows in (9, 4):
-        block = filled_block(9, 37, shape, seed=3)
-        step = DecodeStep(block, torch.zeros(num_rows, dtype=torch.long))
-        generator = torch.Generator().manual_seed(4)
-        query = torch.randn(9, 6, 16, generator=generator)[:num_rows].transpose(0, 1)
-        key = torch.randn(9, 2, 16, generator=generator)[:num_rows].transpose(0, 1)
-        output = torch.empty(num_rows, 6, 16)
+    for rows in ([0, 1, 2, 3, 4, 5, 6, 7, 8], [7, 2], [2]):
+        cache = filled_cache(9, shape, seed=3)
+        output = torch.empty(len(rows), 6, 16)
+        new_query, new_key = (x[rows].transpose(0, 1) for x in (query, key))
         compiled.decode(
-            step, settings, block.keys[0], block.values[0], query, key, key.clone(), output
+            decode_step(cache, *rows), 0, settings, new_query, new_key, new_key.clone(), output
         )
-        outputs.append(output[:4])
+        outputs.append(output[rows.index(2)])
 
     assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
-def test_a_row_of_nan_reaches_no_other_row(compiled: Kernels) -> None:
-    block = filled_block(3, 12, LayerShape(1, 8, 8, torch.float32, None), seed=1)
-    block.keys[0][1] = torch.nan
-    step = DecodeStep(block, torch.zeros(3, dtype=torch.long))
+def test_nan_reaches_only_the_row_whose_it_is(compiled: Kernels) -> None:
+    """Neither its neighbours, nor a row that has taken over a page and not yet filled it."""
+    shape = LayerShape(1, 8, 8, torch.float32, None)
+    cache = filled_cache(3, shape, seed=1)
+    cache.written[:] = 20, 20, 20
+    cache.pages.layers[0][cache.table[1, 0]] = torch.nan
+    for tensor in (cache.pages.keys(0, 8), cache.pages.values(0, 8).transpose(2, 3)):
+        tensor[cache.table[2, 1].item(), :, :, 20 - PAGE :] = torch.nan
     new = torch.ones(1, 3, 8)
     output = torch.empty(3, 1, 8)
-    settings = AttentionSettings(1.0, None, None)
 
-    compiled.decode(step, settings, block.keys[0], block.values[0], new, new, new, output)
+    step = decode_step(cache, 0, 1, 2)
+    compiled.decode(step, 0, AttentionSettings(1.0, None, None), new, new, new, output)
 
     assert [bool(row.isnan().any()) for row in output] == [False, True, False]
+
+
+def test_a_stretch_of_a_prompt_is_stored_as_by_pytorch(compiled: Kernels) -> None:
+    """From the middle of a page to the middle of another, and nothing else is touched."""
+    shape = LayerShape(3, 20, 13, torch.float32, None)
+    cache, twin = filled_cache(4, shape, seed=5), filled_cache(4, shape, seed=5)
+    span = PromptSpan(cache, 2, tuple(range(ROOM)), 5, 35)
+    generator = torch.Generator().manual_seed(6)
+    key = torch.randn(30, 3, 20, generator=generator).transpose(0, 1)
+    value = torch.randn(3, 30, 13, generator=generator)
+
+    compiled.store(span, 0, key, value)
+    twin.store(0, twin.places(2, 5, 35), key, value)
+
+    assert torch.equal(cache.pages.layers[0], twin.pages.layers[0])
+
+
+@pytest.mark.parametrize("width", [1, 8, 61, 1536])
+def test_the_gate_is_pytorchs(compiled: Kernels, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = 10 * torch.randn(2, 5, 2 * width, generator=generator)
+    x[0, 0, 0] = -200.0
+    x[0, 1, 0] = 200.0
+    gate, rest = x.chunk(2, dim=-1)
+
+    # 1e-6: two units of the last place of float32, and the products up to it.
+    torch.testing.assert_close(
+        compiled.gate(x), torch.nn.functional.silu(gate) * rest, atol=1e-6, rtol=1e-6
+    )
+    x[0, 2, 0] = torch.nan
+    assert [place.tolist() for place in compiled.gate(x).isnan().nonzero()] == [[0, 2, 0]]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 511, 512, 513, 5000])

@@ -1,58 +1,133 @@
-"""The cache: rows of like length share a block, and live rows stand at its front."""
+"""The cache: rows take pages as they grow, share what they begin with, and give pages back."""
 
+import random
+
+import numpy as np
+import pytest
 import torch
 
-from workers.model.kv_cache import KVCache, RowLength, group_by_length
+from workers.model import kv_cache
+from workers.model.kv_cache import PAGE, KVCache, PagePool, untouched
 from workers.model.shape import LayerShape
 
 CPU = torch.device("cpu")
-SHAPES = {0: LayerShape(2, 4, 3, torch.float32, None)}
+SHAPE = LayerShape(2, 4, 3, torch.float32, None)
 
 
-def lengths(*prompts: int) -> list[RowLength]:
-    return [RowLength(row, prompt, prompt + 10) for row, prompt in enumerate(prompts)]
+def make_cache(*sizes: int, num_live: int | None = None) -> KVCache:
+    return KVCache(PagePool(CPU), sizes, num_tokens=sum(sizes), num_live=num_live or len(sizes))
 
 
-def test_rows_of_like_length_share_a_block() -> None:
-    groups = group_by_length(lengths(10, 300, 12, 290, 100, 11))
-
-    assert [[length.row for length in group] for group in groups] == [[1, 3], [4], [2, 5, 0]]
-
-
-def test_grouping_does_not_depend_on_the_order_of_equal_rows() -> None:
-    assert [length.row for length in group_by_length(lengths(5, 5, 5))[0]] == [0, 1, 2]
+def pages_of(cache: KVCache, row: int) -> list[int]:
+    num_pages = -(-int(cache.written[row]) // PAGE)
+    return cache.table[row, :num_pages].tolist()
 
 
-def test_a_block_has_room_for_its_longest_row_and_no_more() -> None:
-    cache = KVCache(lengths(10, 300), SHAPES, CPU)
-    cache.admit([0, 1])
+def test_a_row_takes_the_pages_that_it_fills_and_one_more_when_it_grows() -> None:
+    cache = make_cache(20, 60)
+    cache.admit(0, 16)
+    cache.admit(1, 33)
+    cache.written[:2] = 16, 33
+    assert (pages_of(cache, 0), pages_of(cache, 1)) == ([0], [1, 2, 3])
 
-    assert [block.keys[0].shape for block in cache.blocks] == [(1, 2, 310, 4), (1, 2, 20, 4)]
-    assert [block.values[0].shape for block in cache.blocks] == [(1, 2, 310, 3), (1, 2, 20, 3)]
+    cache.make_room(np.array([0, 1]))
+    cache.written += 1
+
+    assert (pages_of(cache, 0), pages_of(cache, 1)) == ([0, 4], [1, 2, 3])
 
 
-def test_the_last_row_takes_the_place_of_one_that_ends() -> None:
-    cache = KVCache(lengths(5, 4, 3), SHAPES, CPU)
-    cache.admit([0, 1, 2])
-    [block] = cache.blocks
-    block.written[:] = 5, 4, 3
-    for place in range(3):
-        block.keys[0][place] = place + 1
+def test_pages_of_a_row_that_ends_are_taken_first() -> None:
+    cache = make_cache(40, 40, 40, num_live=2)
+    cache.admit(0, 40)
+    cache.admit(1, 10)
+    cache.release(0)
+    cache.admit(2, 20)
+    cache.written[:] = 0, 10, 20
+
+    assert cache.rows == [1, 2]
+    assert pages_of(cache, 2) == [0, 1]
+
+
+def test_pages_that_rows_share_stay_when_one_of_them_ends() -> None:
+    cache = make_cache(40, 40, 70, 32)
+    prefix = 3
+    cache.admit(prefix, 32)
+    cache.written[prefix] = 32
+    for row in (0, 1):
+        cache.admit(row, 40, prefix)
+        assert cache.written[row] == 32
+        cache.written[row] = 40
+    assert (pages_of(cache, 0), pages_of(cache, 1)) == ([0, 1, 2], [0, 1, 3])
 
     cache.release(0)
+    cache.admit(2, 70)
 
-    assert cache.rows == [2, 1]
-    assert block.written.tolist() == [3, 4]
-    assert block.keys[0][0, 0, :6, 0].tolist() == [3, 3, 3, 0, 0, 1]
-    assert block.keys[0][1, 0, :4, 0].tolist() == [2, 2, 2, 2]
+    cache.written[2] = 70
+    assert pages_of(cache, 2) == [2, 4, 5, 6, 7]
 
 
-def test_a_block_without_rows_is_gone() -> None:
-    cache = KVCache(lengths(300, 5), SHAPES, CPU)
-    cache.admit([0, 1])
+def test_rows_that_come_grow_and_go_never_hold_the_same_page() -> None:
+    generator = random.Random(0)
+    for _ in range(30):
+        sizes = [generator.randint(1, 90) for _ in range(12)]
+        most = max(sum(sizes) // 3, *sizes)
+        cache = KVCache(PagePool(CPU), sizes, num_tokens=most, num_live=4)
+        waiting = list(range(len(sizes)))
+        while waiting or cache.rows:
+            held = sum(sizes[row] for row in cache.rows)
+            while waiting and len(cache.rows) < 4 and held + sizes[waiting[0]] <= most:
+                row = waiting.pop(0)
+                cache.admit(row, min(3, sizes[row]))
+                cache.written[row] = min(3, sizes[row])
+                held += sizes[row]
+            for row in list(cache.rows):
+                if cache.written[row] == sizes[row]:
+                    cache.release(row)
+            cache.make_room(np.array(cache.rows, np.int64))
+            cache.written[cache.rows] += 1
+            pages = [page for row in cache.rows for page in pages_of(cache, row)]
+            assert len(pages) == len(set(pages))
 
-    cache.release(1)
-    assert cache.rows == [0]
-    assert len(cache.blocks) == 1
-    cache.release(0)
-    assert cache.rows == []
+
+def test_pages_go_from_batch_to_batch_and_only_more_of_them_are_made_anew() -> None:
+    pool = PagePool(CPU)
+    first = KVCache(pool, [100], num_tokens=100, num_live=1).pages  # The cache is gone at once.
+    first.allocate(0, SHAPE)
+
+    small = KVCache(pool, [50], num_tokens=50, num_live=1)
+    beside = KVCache(pool, [50], num_tokens=50, num_live=1)
+    assert small.pages is first
+    assert beside.pages is not first
+    del beside, small
+
+    assert KVCache(pool, [100], num_tokens=100, num_live=1).pages is first
+    assert KVCache(pool, [200], num_tokens=200, num_live=1).pages is not first
+
+
+def test_what_is_gathered_ends_where_its_row_ends() -> None:
+    cache = make_cache(40, 5)
+    cache.pages.allocate(0, SHAPE)
+    cache.pages.layers[0].fill_(torch.nan)
+    cache.admit(0, 40)
+    cache.admit(1, 5)
+    for row, length in ((0, 40), (1, 5)):
+        pages, places = cache.places(row, 0, length)
+        cache.pages.keys(0, 4)[pages, :, :, places] = torch.arange(length)[:, None, None] + 1.0
+        cache.pages.values(0, 4)[pages, :, places] = torch.arange(length)[:, None, None] + 1.0
+
+    keys, values = cache.gather(0, 4, np.array([1, 0]), torch.tensor([5, 40]))
+
+    assert (keys.shape, values.shape) == ((2, 2, 40, 4), (2, 2, 40, 3))
+    short = [*range(1, 6), *[0] * 35]
+    assert keys[0, 1, :, 3].tolist() == values[0, 1, :, 2].tolist() == short
+    assert keys[1, 0, :, 0].tolist() == values[1, 0, :, 0].tolist() == list(range(1, 41))
+
+
+def test_memory_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(kv_cache.mmap, "mmap", refuse)
+
+    with pytest.raises(MemoryError, match="not enough memory for 4,000 bytes"):
+        untouched((10, 100), torch.float32, CPU)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from tiny_models import random_model
 from torch import nn
-from transformers import GemmaConfig, LlamaConfig, Qwen2Config
+from transformers import GemmaConfig, LlamaConfig, PhiConfig, Qwen2Config
 
+from workers.model.gates import replace_gates
 from workers.model.kernels import load_kernels
 from workers.model.linears import pack_linears
 from workers.model.norms import replace_norms
@@ -101,3 +102,63 @@ def test_what_is_called_a_norm_and_is_none_stays() -> None:
         replace_norms(model, load_kernels())
 
     assert isinstance(model[0], OddRMSNorm)
+
+
+@pytest.mark.parametrize(
+    ("config", "extra", "is_replaced"),
+    [
+        (LlamaConfig, {}, True),
+        (LlamaConfig, {"mlp_bias": True}, True),
+        (Qwen2Config, {}, True),
+        (LlamaConfig, {"hidden_act": "gelu"}, False),
+        (GemmaConfig, {"head_dim": 8}, False),
+        (PhiConfig, {}, False),
+    ],
+)
+def test_gates_by_silu_are_replaced_and_others_stay(
+    config: type, extra: dict, is_replaced: bool
+) -> None:
+    """Gemma's gate is a gelu, and Phi has none."""
+    model = random_model(config(**SIZES, **extra))
+    ids = torch.tensor([[5, 9, 30, 4, 8]])
+    kinds = [type(layer.mlp) for layer in model.model.layers]
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+
+        replace_gates(model, load_kernels())
+
+        assert is_replaced == ([type(layer.mlp) for layer in model.model.layers] != kinds)
+        # 1e-4: float32 sums over 48 channels; logits spread by 1 to 2.
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["gives more", "wants more", "scales"])
+def test_what_has_the_names_of_a_gate_and_is_none_stays(form: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(8, 12), nn.Linear(8, 12)
+            self.down_proj = nn.Linear(12, 8)
+
+        def gated(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    class GivesMore(Odd):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+            return self.gated(x), 0.0
+
+    class WantsMore(Odd):
+        def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return scale * self.gated(x)
+
+    class Scales(Odd):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1.001 * self.gated(x)
+
+    kind = {"gives more": GivesMore, "wants more": WantsMore, "scales": Scales}[form]
+    model = nn.Sequential(kind())
+
+    with torch.inference_mode():
+        replace_gates(model, load_kernels())
+
+    assert type(model[0]) is kind

@@ -80,7 +80,7 @@ def check_steps(
         forward = SlottedForward(
             slotted,
             contexts_of(rows, num_fed),
-            max_live=None if max_live >= len(rows) else max_live,
+            turns=None if max_live >= len(rows) else Turns(max_live, max_tokens=999),
         )
         live: set[int] = set()
         while live or waiting:
@@ -241,7 +241,7 @@ def test_what_a_row_of_nan_leaves_behind_reaches_no_other_row() -> None:
     slotted = make_slotted(model)
 
     with torch.inference_mode():
-        forward = SlottedForward(slotted, contexts_of(rows, 0), max_live=3)
+        forward = SlottedForward(slotted, contexts_of(rows, 0), turns=Turns(3, max_tokens=999))
         forward.admit([0, 1, 2])
         live, logits = forward.next_logits()
         assert {int(row) for row, z in zip(live, logits, strict=True) if z.isnan().any()} == {1}

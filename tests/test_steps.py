@@ -5,16 +5,16 @@ import random
 import numpy as np
 import torch
 
-from workers.model.kv_cache import KVBlock
+from workers.model.kv_cache import KVCache, PagePool
 from workers.model.steps import DecodeStep, PromptSpan, common_length, cut_passes, ending_places
 
 
 def spans_of(*lengths: int) -> list[PromptSpan]:
-    block = KVBlock(len(lengths), 999, torch.device("cpu"))
-    block.admit(list(range(len(lengths))), None)
+    pool = PagePool(torch.device("cpu"))
+    cache = KVCache(pool, lengths, num_tokens=sum(lengths), num_live=len(lengths))
     return [
-        PromptSpan(block, place, tuple(range(length)), 0, length)
-        for place, length in enumerate(lengths)
+        PromptSpan(cache, row, tuple(range(length)), 0, length)
+        for row, length in enumerate(lengths)
     ]
 
 
@@ -42,20 +42,21 @@ def test_every_token_is_run_once_in_order() -> None:
             assert sum(span.num_tokens for span in one) <= most
             for span in one:
                 assert span.positions.tolist() == span.token_ids.tolist()
-                seen[span.place] += span.token_ids.tolist()
+                seen[span.row] += span.token_ids.tolist()
         assert seen == [list(range(length)) for length in lengths]
 
 
 def test_logits_are_wanted_at_the_ends_of_rows() -> None:
     [one] = cut_passes(spans_of(4, 3, 2), 100)
-    block = one[0].block
-    block.written[:] = 4, 3, 2
-    decode = DecodeStep(block, torch.tensor([7, 8, 9]))
+    cache = one[0].cache
+    for span in one:
+        span.mark_written()
+    decode = DecodeStep(cache, np.array([2, 0]), torch.tensor([7, 8]))
 
     assert ending_places(one).tolist() == [3, 6, 8]
-    assert ending_places([decode]).tolist() == [0, 1, 2]
+    assert ending_places([decode]).tolist() == [0, 1]
     decode.mark_written()
-    assert np.array_equal(block.written, [5, 4, 3])
+    assert cache.written.tolist() == [5, 3, 3]
 
 
 def test_what_prompts_begin_with_in_common_leaves_each_a_token() -> None:

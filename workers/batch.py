@@ -52,13 +52,13 @@ class SampledPipeline:
         limits: PipelineLimits,
         *,
         device: torch.device,
-        make_forward: Callable[[Sequence[RowContext], int | None], Forward],
+        make_forward: Callable[[Sequence[RowContext], Turns | None], Forward],
         kernels: Kernels | None = None,
         capture_graphs: Callable[[], bool] | None = None,
     ) -> None:
         """make_forward: claims what a model needs for the rows of a batch, or raises.
 
-        Its second argument is how many rows are live at a time, or None where all of them are.
+        Its second argument says how many rows are live at a time; None means that all are.
         capture_graphs: captures steps as device graphs, if it can. None: there are none to capture.
         """
         self.graph_capture_ready = False
@@ -102,7 +102,7 @@ class SampledPipeline:
                 device=self._device,
                 kernels=self._kernels,
             )
-            forward = self._make_forward(contexts, None if turns is None else num_open)
+            forward = self._make_forward(contexts, turns)
             return SampledBatch(forward, sampler, queue, self._slots)
         except BaseException:
             self._slots.release(num_open)

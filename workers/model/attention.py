@@ -4,17 +4,19 @@ Registered with transformers as the attention of every layer. transformers compu
 and values, rotated and normalised as the architecture has it; here they are stored and attended.
 
 Letters: T tokens of all rows, G query heads a key-value head, H key-value heads, D numbers a head,
-S tokens of a stretch of a prompt, L tokens of a row, n rows of a block.
+S tokens of a stretch of a prompt, L tokens of a row, n rows of a step.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from workers.model.kernels import Kernels
+from workers.model.kv_cache import PAGE
 from workers.model.shape import AttentionSettings, LayerShape
 from workers.model.steps import DecodeStep, PromptSpan, Step
 
@@ -47,7 +49,7 @@ class Pass(Protocol):
 
 
 class RaggedPass:
-    """A pass over steps whose keys and values stand in blocks."""
+    """A pass over steps whose keys and values stand in pages."""
 
     def __init__(
         self, steps: Sequence[Step], shapes: dict[int, LayerShape], kernels: Kernels | None
@@ -64,22 +66,20 @@ class RaggedPass:
         key: torch.Tensor,
         value: torch.Tensor,
     ) -> torch.Tensor:
-        """Step by step: each attends to its own block."""
+        """Step by step: each attends to its own rows."""
         output = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         start = 0
         for step in self.steps:
-            block = step.block
-            if layer not in block.keys:
-                block.allocate(layer, self.shapes[layer])
-            stored = block.keys[layer], block.values[layer]
+            step.cache.pages.allocate(layer, self.shapes[layer])
             piece = slice(start, start + step.num_tokens)
             new = query[:, piece], key[:, piece], value[:, piece]
+            kernels = self.kernels if key.dtype == torch.float32 else None
             if isinstance(step, PromptSpan):
-                output[piece] = _attend_prompt(step, settings, *stored, *new)
-            elif self.kernels is not None and key.dtype == torch.float32:
-                self.kernels.decode(step, settings, *stored, *new, output[piece])
+                output[piece] = _attend_prompt(step, layer, settings, *new, kernels)
+            elif kernels is not None:
+                kernels.decode(step, layer, settings, *new, output[piece])
             else:
-                output[piece] = _decode(step, settings, *stored, *new)
+                output[piece] = _decode(step, layer, settings, *new)
             start += step.num_tokens
         return output
 
@@ -118,23 +118,25 @@ AttentionInterface.register(RAGGED, ragged_attention)
 
 def _attend_prompt(
     span: PromptSpan,
+    layer: int,
     settings: AttentionSettings,
-    keys: torch.Tensor,
-    values: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    kernels: Kernels | None,
 ) -> torch.Tensor:
     """Stores a stretch of a prompt, and attends it to itself and to what is before it.
 
-    keys and values [places, H, C, D] of the block; query [G * H, S, D], key and value [H, S, D].
-    Returns [S, G * H, D].
+    query [G * H, S, D], key and value [H, S, D]. Returns [S, G * H, D].
     """
-    keys, values = keys[span.place], values[span.place]
-    keys[:, span.start : span.stop] = key
-    values[:, span.start : span.stop] = value
+    if kernels is None:
+        places = span.cache.places(span.row, span.start, span.stop)
+        span.cache.store(layer, places, key, value)
+    else:
+        kernels.store(span, layer, key, value)
     if span.start:
-        key, value = keys[:, : span.stop], values[:, : span.stop]
+        row, length = np.array([span.row]), torch.tensor([span.stop], device=key.device)
+        [key], [value] = span.cache.gather(layer, key.shape[2], row, length)
     grouped = group_heads(query, 0, key.shape[0])  # [H, G, S, D]
     attended = attend_causally(grouped, key, value, settings)
     return attended.flatten(0, 1).transpose(0, 1)  # [S, G * H, D]
@@ -182,32 +184,24 @@ def attend_causally(
 
 def _decode(
     step: DecodeStep,
+    layer: int,
     settings: AttentionSettings,
-    keys: torch.Tensor,
-    values: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> torch.Tensor:
     """Stores one token a row, and attends it to what its row has stored.
 
-    keys and values [places, H, C, D]; query [G * H, n, D], key and value [H, n, D]. Returns
-    [n, G * H, D]. The query heads of a key-value head stand where tokens would, so that keys are
-    not repeated.
+    query [G * H, n, D], key and value [H, n, D]. Returns [n, G * H, D]. The query heads of a
+    key-value head stand where tokens would, so that keys are not repeated.
     """
-    num_rows = step.num_tokens
-    places = torch.arange(num_rows, device=keys.device)
-    keys[places, :, step.written] = key.transpose(0, 1)
-    values[places, :, step.written] = value.transpose(0, 1)
+    table = torch.from_numpy(step.cache.table[step.rows].astype(np.int64)).to(key.device)
+    pages = table.gather(1, step.written[:, None] // PAGE)[:, 0]
+    step.cache.store(layer, (pages, step.written % PAGE), key, value)
+    keys, values = step.cache.gather(layer, key.shape[2], step.rows, step.written + 1)
     grouped = group_heads(query.transpose(0, 1), 1, key.shape[0])  # [n, H, G, D]
-    attended = attend(
-        grouped,
-        keys[:num_rows, :, : step.longest],
-        values[:num_rows, :, : step.longest],
-        step.mask(settings.window, query.dtype),
-        settings,
-    )
-    return attended.flatten(1, 2)
+    mask = step.mask(settings.window, query.dtype)
+    return attend(grouped, keys, values, mask, settings).flatten(1, 2)
 
 
 def attend(

@@ -1,13 +1,12 @@
 /* What stands between the multiplies of a decode step, where PyTorch would pad, or go over memory again and again:
-   the attention of one new token a row over its own keys and values, norms, and the best of a row of logits.
+   the attention of one new token a row over its own keys and values, norms, gates, and the best of a row of logits.
 
-   Letters: n rows, H key-value heads, G query heads each, D and E numbers a key and a value, C tokens of room, K numbers
-   of a hidden state, V words. Sums are made in eight lanes whatever the processor, and each row by itself: the bits
+   Letters: n rows, H key-value heads, G query heads each, D and E numbers a key and a value, K numbers of a hidden state,
+   V words. Sums are made in eight lanes whatever the processor, and each row by itself: the bits
    depend neither on the neighbours nor on the number of threads. */
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define LANES 8
@@ -26,6 +25,12 @@ static inline float sum(vec v) {
     union { vec v; half_vec h[2]; } u = {v};
     half_vec s = u.h[0] + u.h[1];
     return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* The greater of each lane, or b where one is no number. */
+static inline vec greater(vec a, vec b) {
+    lanes is_more = a > b;
+    return (vec)((is_more & (lanes)a) | (~is_more & (lanes)b));
 }
 
 /* exp(x) for x <= 0, within 2 units in the last place: 2^n times the series of the rest (Cephes, expf). */
@@ -49,131 +54,154 @@ static inline float exp_below(float x) {
     return p * power;
 }
 
-/* Asks memory for num numbers that will be read soon. */
-static inline void fetch(const float *from, int64_t num) {
-    for (int64_t i = 0; i < num; i += 16) __builtin_prefetch(from + i, 0, 2);
+/* Keys and values of one head in a page: keys [D, PAGE], then values [PAGE, E]. So sixteen scores are summed side by side. */
+#define PAGE 16
+typedef float wide __attribute__((vector_size(64), aligned(4)));
+
+static void store_token(const float *key, const float *value, int64_t D, int64_t E, int64_t place, float *page) {
+    for (int64_t d = 0; d < D; d++) page[d * PAGE + place] = key[d];
+    memcpy(page + D * PAGE + place * E, value, sizeof(float) * E);
 }
 
-/* Scores of one query with tokens [first, stop), four at a time. Returns the greatest. Fetches soon[stop - first, S]. */
-static float score(const float *q, const float *keys, int64_t D, int64_t first, int64_t stop, const float *soon,
-                   int64_t S, float *scores) {
-    float best = -__builtin_inff();
-    for (int64_t t = first; t < stop; t += 4) {
-        if (soon != NULL) fetch(soon + (t - first) * S, 4 * S);
-        const float *k[4];
-        vec acc[4];
-        float rest[4];
-        for (int i = 0; i < 4; i++) {
-            k[i] = keys + (t + i < stop ? t + i : stop - 1) * D;
-            acc[i] = (vec){0};
-            rest[i] = 0;
+/* Stores S tokens from start on of a row whose pages the table names. key and value [H, S, D]. */
+void store(int64_t S, int64_t H, int64_t D, int64_t E, tensor key, tensor value, float *pages, const int32_t *table,
+           int64_t start) {
+    for (int64_t s = 0; s < S; s++)
+        for (int64_t head = 0; head < H; head++) {
+            float *page = pages + (table[(start + s) / PAGE] * H + head) * PAGE * (D + E);
+            store_token(key.start + head * key.head + s * key.row, value.start + head * value.head + s * value.row, D, E,
+                        (start + s) % PAGE, page);
         }
-        int64_t d = 0;
-        for (; d + LANES <= D; d += LANES) {
-            vec part = load(q + d);
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) acc[i] += part * load(k[i] + d);
-        }
-        for (; d < D; d++)
-            for (int i = 0; i < 4; i++) rest[i] += q[d] * k[i][d];
-        for (int i = 0; i < 4 && t + i < stop; i++) {
-            float s = sum(acc[i]) + rest[i];
-            scores[t - first + i] = s;
-            best = s > best ? s : best;
-        }
+}
+
+/* What a row's tokens up to now come to, for one query. */
+typedef struct {
+    float best, total; /* The greatest score, and the sum of the weights exp(score - best). */
+    union { wide v; float f[PAGE]; } weights; /* Of the page at hand. */
+} state;
+
+/* Turns the scores of a page's tokens [low, high) into weights, and scales what was summed before to the new best. */
+static inline void weigh(state *now, wide scores, int64_t low, int64_t high, float softcap, int64_t E, float *out) {
+    union { wide v; vec h[2]; float f[PAGE]; } x = {scores};
+    if (softcap > 0)
+        for (int i = 0; i < PAGE; i++) x.f[i] = tanhf(x.f[i] / softcap) * softcap;
+    for (int i = 0; i < low; i++) x.f[i] = -INFINITY;
+    for (int64_t i = high; i < PAGE; i++) x.f[i] = -INFINITY;
+    union { vec v; float f[LANES]; } most = {greater(x.h[0], x.h[1])};
+    float best = now->best;
+    for (int i = 0; i < LANES; i++) best = most.f[i] > best ? most.f[i] : best;
+    if (best > now->best) {
+        float scale = exp_below(now->best - best);
+        now->total *= scale;
+        for (int64_t e = 0; e < E; e++) out[e] *= scale;
+        now->best = best;
     }
-    return best;
+    for (int i = 0; i < PAGE; i++) x.f[i] = exp_below(x.f[i] - best);
+    for (int i = 0; i < low; i++) x.f[i] = 0;
+    for (int64_t i = high; i < PAGE; i++) x.f[i] = 0;
+    now->total += sum(x.h[0] + x.h[1]);
+    now->weights.v = x.v;
 }
 
-/* Turns num scores into weights, and returns their sum. The buffer is padded to whole vectors. */
-static float weigh(float *scores, int64_t num, float best) {
-    int64_t padded = (num + LANES - 1) / LANES * LANES;
-    vec total = {0};
-    for (int64_t t = num; t < padded; t++) scores[t] = -__builtin_inff();
-    for (int64_t t = 0; t < padded; t++) scores[t] = exp_below(scores[t] - best);
-    for (int64_t t = num; t < padded; t++) scores[t] = 0;
-    for (int64_t t = 0; t < padded; t += LANES) total += load(scores + t);
-    return sum(total);
-}
-
-/* out[E] = weights[num] times values[num, E], divided by total. width vectors of the output at a time. Fetches
-   soon[num, S]. */
-static inline __attribute__((always_inline)) int64_t mix(int width, const float *weights, const float *values,
-                                                         int64_t num, int64_t E, int64_t e, float total,
-                                                         const float *soon, int64_t S, float *out) {
-    for (; e + width * LANES <= E; e += width * LANES) {
-        vec acc[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < width; i++) acc[i] = (vec){0};
-        for (int64_t t = 0; t < num; t++) {
-            float w = weights[t];
-            if (soon != NULL) fetch(soon + t * S, S);
-#pragma GCC unroll 8
-            for (int i = 0; i < width; i++) acc[i] += w * load(values + t * E + e + i * LANES);
+/* Adds to out[G, E] the values of a page's tokens [low, high), 32 numbers at a time. Returns how many it did. Asks for
+   next[PAGE, E] meanwhile. */
+static inline __attribute__((always_inline)) int64_t mix(const int G, const state *now, const float *values, int64_t low,
+                                                         int64_t high, int64_t E, const float *next, float *out) {
+    int64_t e = 0;
+    for (; e + 2 * PAGE <= E; e += 2 * PAGE) {
+        wide left[4], right[4];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            left[g] = *(wide *)(out + g * E + e);
+            right[g] = *(wide *)(out + g * E + e + PAGE);
         }
-#pragma GCC unroll 8
-        for (int i = 0; i < width; i++) *(vec *)(out + e + i * LANES) = acc[i] / total;
+        for (int64_t t = low; t < high; t++) {
+            wide v = *(const wide *)(values + t * E + e), w = *(const wide *)(values + t * E + e + PAGE);
+            __builtin_prefetch(next + t * E + e, 0, 2);
+            __builtin_prefetch(next + t * E + e + PAGE, 0, 2);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) {
+                left[g] += now[g].weights.f[t] * v;
+                right[g] += now[g].weights.f[t] * w;
+            }
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            *(wide *)(out + g * E + e) = left[g];
+            *(wide *)(out + g * E + e + PAGE) = right[g];
+        }
     }
     return e;
 }
 
-/* One query over tokens [first, stop) of its row. is_cold: these values are still to come from memory. next: keys that
-   will be read after these, or NULL. */
-static void attend(const float *q, const float *keys, const float *values, int64_t D, int64_t E, int64_t first,
-                   int64_t stop, float scaling, float softcap, int is_cold, const float *next, float *scratch,
-                   float *out) {
-    float *scaled = scratch, *scores = scratch + (D + LANES);
-    int64_t num = stop - first;
-    for (int64_t d = 0; d < D; d++) scaled[d] = q[d] * scaling;
-    float best = score(scaled, keys, D, first, stop, is_cold ? values + first * E : NULL, E, scores);
-    if (softcap > 0) {
-        best = -__builtin_inff();
-        for (int64_t t = 0; t < num; t++) {
-            scores[t] = __builtin_tanhf(scores[t] / softcap) * softcap;
-            best = scores[t] > best ? scores[t] : best;
-        }
-    }
-    float total = weigh(scores, num, best);
-    values += first * E;
-    int64_t e = mix(8, scores, values, num, E, 0, total, next, D, out);
-    e = mix(1, scores, values, num, E, e, total, NULL, 0, out);
-    for (; e < E; e++) {
-        float acc = 0;
-        for (int64_t t = 0; t < num; t++) acc += scores[t] * values[t * E + e];
-        out[e] = acc / total;
-    }
-}
-
-/* Stores key and value of one token a row at written[row], and attends it. keys [n, H, C, D], values [n, H, C, E],
-   out [n, H * G, E] with rows out_row apart. window and softcap: 0 for none. Returns 0, or 1 for want of memory. */
-int decode(int64_t n, int64_t H, int64_t G, int64_t D, int64_t E, int64_t C, tensor query, tensor key, tensor value,
-           float *keys, float *values, const int64_t *written, float scaling, int64_t window, float softcap,
-           float *out, int64_t out_row, int64_t longest, int threads) {
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        float *scratch = malloc(sizeof(float) * (size_t)(D + longest + 4 * LANES));
-        if (scratch == NULL) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp for schedule(static)
-        for (int64_t place = 0; place < n * H; place++) {
-            int64_t row = place / H, head = place % H, stop = written[row] + 1;
-            int64_t first = window > 0 && stop > window ? stop - window : 0;
-            float *row_keys = keys + place * C * D, *row_values = values + place * C * E;
-            memcpy(row_keys + written[row] * D, key.start + head * key.head + row * key.row, sizeof(float) * D);
-            memcpy(row_values + written[row] * E, value.start + head * value.head + row * value.row, sizeof(float) * E);
-            for (int64_t g = 0; g < G && scratch != NULL; g++) {
-                int64_t q = head * G + g;
-                int is_last = g == G - 1 && place + 1 < n * H;
-                attend(query.start + q * query.head + row * query.row, row_keys, row_values, D, E, first, stop, scaling,
-                       softcap, g == 0, is_last ? row_keys + (C + first) * D : NULL, scratch, out + row * out_row + q * E);
+/* G query heads of one key-value head over tokens [first, stop) of their row, page by page. out [G, E]. after: the page
+   that will be read when this row is done. */
+static inline __attribute__((always_inline)) void attend(const int G, const float *query, int64_t query_head,
+                                                         const float *pages, const int32_t *table, int64_t stride,
+                                                         int64_t D, int64_t E, int64_t first, int64_t stop,
+                                                         float scaling, float softcap, const float *after, float *out) {
+    state now[4];
+    for (int g = 0; g < G; g++) now[g].best = -INFINITY, now[g].total = 0;
+    memset(out, 0, sizeof(float) * G * E);
+    int64_t last = (stop - 1) / PAGE;
+    for (int64_t p = first / PAGE; p <= last; p++) {
+        const float *page = pages + table[p] * stride;
+        /* The next page is asked of memory line by line while this one is read. */
+        const float *next = p < last ? pages + table[p + 1] * stride : after;
+        wide even[4] = {0}, odd[4] = {0};
+        int64_t d = 0;
+        for (; d + 2 <= D; d += 2) {
+            wide k = *(const wide *)(page + d * PAGE), l = *(const wide *)(page + d * PAGE + PAGE);
+            __builtin_prefetch(next + d * PAGE, 0, 2);
+            __builtin_prefetch(next + d * PAGE + PAGE, 0, 2);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) {
+                even[g] += query[g * query_head + d] * k;
+                odd[g] += query[g * query_head + d + 1] * l;
             }
         }
-        free(scratch);
+        for (; d < D; d++)
+            for (int g = 0; g < G; g++) even[g] += query[g * query_head + d] * *(const wide *)(page + d * PAGE);
+        int64_t low = first > p * PAGE ? first - p * PAGE : 0;
+        int64_t high = stop < (p + 1) * PAGE ? stop - p * PAGE : PAGE;
+        for (int g = 0; g < G; g++) weigh(&now[g], (even[g] + odd[g]) * scaling, low, high, softcap, E, out + g * E);
+        const float *values = page + D * PAGE;
+        int64_t e = mix(G, now, values, low, high, E, next + D * PAGE, out);
+        for (int g = 0; g < G; g++)
+            for (int64_t t = low; t < high; t++)
+                for (int64_t i = e; i < E; i++) out[g * E + i] += now[g].weights.f[t] * values[t * E + i];
     }
-    return failed;
+    for (int g = 0; g < G; g++)
+        for (int64_t e = 0; e < E; e++) out[g * E + e] /= now[g].total;
+}
+
+/* Stores key and value of one token a row at written[i], and attends it to what its row has stored. Row rows[i] has the
+   pages table[rows[i], width]. out [n, H * G, E] with rows out_row apart. window and softcap: 0 for none. */
+void decode(int64_t n, int64_t H, int64_t G, int64_t D, int64_t E, tensor query, tensor key, tensor value, float *pages,
+            const int32_t *table, int64_t width, const int64_t *rows, const int64_t *written, float scaling,
+            int64_t window, float softcap, float *out, int64_t out_row, int threads) {
+    int64_t size = PAGE * (D + E);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t place = 0; place < n * H; place++) { /* Head by head: rows that share pages read them one after another. */
+        int64_t head = place / n, row = place % n, stop = written[row] + 1;
+        int64_t first = window > 0 && stop > window ? stop - window : 0;
+        const int32_t *own = table + rows[row] * width;
+        float *mine = pages + head * size;
+        store_token(key.start + head * key.head + row * key.row, value.start + head * value.head + row * value.row, D, E,
+                    written[row] % PAGE, mine + own[written[row] / PAGE] * H * size);
+        for (int64_t g = 0; g < G;) {
+            const float *q = query.start + (head * G + g) * query.head + row * query.row;
+            float *o = out + row * out_row + (head * G + g) * E;
+            int64_t left = G - g;
+            const float *after = row + 1 < n && left <= 4 ? mine + table[rows[row + 1] * width] * H * size : mine + own[0];
+#define HEADS(N) attend(N, q, query.head, mine, own, H * size, D, E, first, stop, scaling, softcap, after, o), g += N
+            if (left >= 4) HEADS(4);
+            else if (left == 3) HEADS(3);
+            else if (left == 2) HEADS(2);
+            else HEADS(1);
+#undef HEADS
+        }
+    }
 }
 
 /* out[n, K] = x / sqrt(mean(x^2) + epsilon) * gain. Zhang and Sennrich 2019. */
@@ -187,6 +215,15 @@ void rms_norm(int64_t n, int64_t K, const float *x, const float *gain, float eps
         float scale = 1.0f / sqrtf((sum(squares) + rest) / (float)K + epsilon);
         for (k = 0; k < K; k++) out[k] = x[k] * scale * gain[k];
     }
+}
+
+/* out[n, K] = silu(x[n, :K]) * x[n, K:], with silu(x) = x / (1 + exp(-x)). */
+void gate(int64_t n, int64_t K, const float *x, float *out) {
+    for (int64_t row = 0; row < n; row++, x += 2 * K, out += K)
+        for (int64_t k = 0; k < K; k++) {
+            float small = exp_below(-fabsf(x[k]));
+            out[k] = x[k] * (x[k] < 0 ? small : 1.0f) / (1.0f + small) * x[K + k];
+        }
 }
 
 #define BLOCK 512

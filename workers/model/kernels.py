@@ -2,13 +2,14 @@
 
 import ctypes
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from jobs.errors import ModelError
 from workers.model.build import build_kernels
 from workers.model.shape import AttentionSettings
-from workers.model.steps import DecodeStep
+from workers.model.steps import DecodeStep, PromptSpan
 
 
 class _Tensor(ctypes.Structure):
@@ -20,6 +21,16 @@ class _Tensor(ctypes.Structure):
         ("row", ctypes.c_int64),
     )
 
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Self:
+        """The tensor must outlive the call."""
+        return cls(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _with_whole_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The same tensors, the numbers of a head side by side."""
+    return [x if x.stride(2) == 1 else x.contiguous() for x in tensors]
+
 
 class Kernels:
     """The compiled functions."""
@@ -30,8 +41,10 @@ class Kernels:
         count, address, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
         threads = ctypes.c_int
         for name, arguments in {
-            "decode": [count] * 6 + [_Tensor] * 3 + [address] * 3 + [number, count, number]
-            + [address, count, count, threads],
+            "store": [count] * 4 + [_Tensor] * 2 + [address, address, count],
+            "decode": [count] * 5 + [_Tensor] * 3 + [address, address, count, address, address]
+            + [number, count, number, address, count, threads],
+            "gate": [count, count, address, address],
             "rms_norm": [count, count, address, address, number, address],
             "find_best": [count, count, address, address, address, threads],
             "log_mass": [count, count, address, address, address, threads],
@@ -40,12 +53,26 @@ class Kernels:
             getattr(functions, name).argtypes = arguments
         self._functions = functions
 
+    def store(self, span: PromptSpan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Puts key and value [H, S, D] of a stretch of a prompt into its row's pages."""
+        num_kv_heads, num_tokens, key_dim = key.shape
+        tensors = _with_whole_heads(key, value)
+        self._functions.store(
+            num_tokens,
+            num_kv_heads,
+            key_dim,
+            value.shape[2],
+            *map(_Tensor.of, tensors),
+            span.cache.pages.layers[layer].data_ptr(),
+            span.cache.table[span.row].ctypes.data,
+            span.start,
+        )
+
     def decode(
         self,
         step: DecodeStep,
+        layer: int,
         settings: AttentionSettings,
-        keys: torch.Tensor,
-        values: torch.Tensor,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -53,32 +80,29 @@ class Kernels:
     ) -> None:
         """Stores one token a row, and attends it to what its row has stored, into output.
 
-        float32 on a CPU. keys and values [places, H, C, D] of the block; query [G * H, n, D], key
-        and value [H, n, D]; output [n, G * H, D].
+        float32 on a CPU. query [G * H, n, D], key and value [H, n, D]; output [n, G * H, D].
         """
-        tensors = [x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value)]
-        num_kv_heads, num_rows, _ = key.shape
-        failed = self._functions.decode(
+        num_kv_heads, num_rows, key_dim = key.shape
+        tensors = _with_whole_heads(query, key, value)
+        self._functions.decode(
             num_rows,
             num_kv_heads,
             query.shape[0] // num_kv_heads,
-            keys.shape[3],
-            values.shape[3],
-            keys.shape[2],
-            *(_Tensor(x.data_ptr(), x.stride(0), x.stride(1)) for x in tensors),
-            keys.data_ptr(),
-            values.data_ptr(),
+            key_dim,
+            value.shape[2],
+            *map(_Tensor.of, tensors),
+            step.cache.pages.layers[layer].data_ptr(),
+            step.cache.table.ctypes.data,
+            step.cache.table.shape[1],
+            step.rows.ctypes.data,
             step.written.data_ptr(),
             settings.scaling,
             settings.window or 0,
             settings.softcap or 0.0,
             output.data_ptr(),
             output.stride(0),
-            step.longest,
             torch.get_num_threads(),
         )
-        if failed:
-            raise MemoryError("not enough memory for the scores of a token")
 
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
         """[..., K] over its root mean square, times gain [K]."""
@@ -88,6 +112,14 @@ class Kernels:
         self._functions.rms_norm(
             x.numel() // width, width, x.data_ptr(), gain.data_ptr(), epsilon, out.data_ptr()
         )
+        return out
+
+    def gate(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., 2 * K], a gate and what it lets through: silu(gate) * rest [..., K]."""
+        x = x.contiguous()
+        width = x.shape[-1] // 2
+        out = x.new_empty(*x.shape[:-1], width)
+        self._functions.gate(x.numel() // (2 * width), width, x.data_ptr(), out.data_ptr())
         return out
 
     def find_best(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,23 +1,19 @@
-"""Keys and values of a batch's rows, allocated once, without padding to the longest row.
+"""Keys and values of a batch's rows, in pages of 16 tokens.
 
-Rows of like length share a block, so that one attention call can serve all of them:
+    row 0    page 0, 1, 4          a row has the pages that it has filled, and takes one more when
+    row 1    page 0, 1, 2, 5       it grows; what rows begin with in common they share
+    free     page 3, 6, 7 ...      the page that was freed last is taken first
 
-    block 0   row 4  |############........|      # written   . room for the answer
-              row 1  |###########.........|
-    block 1   row 0  |####........|
-              row 3  |###.........|
-              row 2  |##..........|
-
-Live rows stand at the front of their block: when one ends, the last takes its place. A batch whose
-rows take turns has one block, in which a row that ends makes room for one that waits.
-Letters: H key-value heads, C tokens of room, D numbers a head, n live rows of a block.
+Nothing is padded or moved, and a worker touches no more memory than its rows hold at once
+(PagedAttention, Kwon et al. 2023).
+Letters: P pages, H key-value heads, D and E numbers a key and a value, n rows.
 """
 
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,135 +21,152 @@ import torch
 
 from workers.model.shape import LayerShape
 
-_WASTE = 1.25
-_SLACK = 16
-"A row shares a block with rows up to _WASTE times as long, and _SLACK tokens more."
+PAGE = 16
+"Tokens of a page; kernels.c knows it too."
 
 
-@dataclass(frozen=True, slots=True)
-class RowLength:
-    """How long a row is, and may become."""
+class Pages:
+    """Memory for keys and values of every layer, page by page."""
 
-    row: int
-    prompt: int
-    most: int
-
-
-class KVBlock:
-    """Places for rows of like length, with one tensor of keys and one of values a layer."""
-
-    def __init__(
-        self, places: int, room: int, device: torch.device, *, is_tight: bool = False
-    ) -> None:
-        """is_tight: nearly all of the room will be used."""
-        self.is_tight = is_tight
-        self.rows: list[int] = []
-        "Places in the batch of the live rows, in the order in which they stand here."
-        self.places = places
-        self.room = room
+    def __init__(self, num_pages: int, device: torch.device) -> None:
+        self.num_pages = num_pages
         self.device = device
-        self.keys: dict[int, torch.Tensor] = {}
-        "[places, H, C, D] by layer."
-        self.values: dict[int, torch.Tensor] = {}
-        self._written = np.zeros(places, np.int64)
+        self.layers: dict[int, torch.Tensor] = {}
+        """[P, H, 16 * (D + E)] by layer: of each head its keys [D, 16], then its values [16, E].
 
-    @property
-    def written(self) -> npt.NDArray[np.int64]:
-        """[n], tokens whose keys and values are stored. Writable."""
-        return self._written[: len(self.rows)]
+        A key's numbers stand apart, so that sixteen scores are summed side by side.
+        """
 
     def allocate(self, layer: int, shape: LayerShape) -> None:
-        """Makes room for one layer. Zeros, since a masked NaN would still poison a sum."""
-        for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
-            size = (self.places, shape.num_kv_heads, self.room, width)
-            tensors[layer] = zeros(size, shape.dtype, self.device, is_tight=self.is_tight)
+        """Makes room for one layer, if there is none. Raises MemoryError."""
+        size = (self.num_pages, shape.num_kv_heads, PAGE * (shape.key_dim + shape.value_dim))
+        if layer not in self.layers:
+            self.layers[layer] = untouched(size, shape.dtype, self.device)
 
-    def admit(self, rows: Sequence[int], prefix: "KVBlock | None") -> None:
-        """Takes in rows, behind those that are there, that begin with the prefix's tokens."""
-        start, stop = len(self.rows), len(self.rows) + len(rows)
-        assert stop <= self.places, f"{stop} rows in a block of {self.places}"
-        length = 0 if prefix is None else int(prefix.written[0])
-        if prefix is not None:
-            for mine, given in ((self.keys, prefix.keys), (self.values, prefix.values)):
-                for layer, tensor in given.items():
-                    mine[layer][start:stop, :, :length] = tensor[0, :, :length]
-        self.rows += rows
-        self.written[start:] = length
+    def keys(self, layer: int, key_dim: int) -> torch.Tensor:
+        """[P, H, D, 16]"""
+        mine = self.layers[layer][..., : PAGE * key_dim]
+        return mine.view(*mine.shape[:2], key_dim, PAGE)
 
-    def release(self, row: int) -> None:
-        """Lets the last live row take the place of one that has ended."""
-        place, last = self.rows.index(row), len(self.rows) - 1
-        ended, moved = self.written[place], self.written[last] if place != last else 0
-        for tensors in (self.keys, self.values):
-            for tensor in tensors.values():
-                tensor[place, :, :moved] = tensor[last, :, :moved]
-                # What the ended row left may be NaN, and would lie under the mask of another.
-                tensor[place, :, moved:ended] = 0
-        self.rows[place], self.written[place] = self.rows[last], moved
-        del self.rows[last]
+    def values(self, layer: int, key_dim: int) -> torch.Tensor:
+        """[P, H, 16, E]"""
+        mine = self.layers[layer][..., PAGE * key_dim :]
+        return mine.view(*mine.shape[:2], PAGE, -1)
+
+
+class PagePool:
+    """Pages of batches that have ended, for the next one: what was touched is not asked anew."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._idle: Pages | None = None
+
+    def take(self, num_pages: int) -> Pages:
+        """At least so many pages. What they hold is undefined."""
+        idle, self._idle = self._idle, None
+        if idle is not None and idle.num_pages >= num_pages:
+            return idle
+        return Pages(num_pages, self._device)
+
+    def give_back(self, pages: Pages) -> None:
+        """Keeps pages for the next batch; of two kinds the larger."""
+        if self._idle is None or self._idle.num_pages < pages.num_pages:
+            self._idle = pages
 
 
 class KVCache:
-    """The blocks of one batch."""
+    """Which pages the rows of one batch hold. Rows are named by their place in the batch."""
 
     def __init__(
-        self,
-        lengths: Sequence[RowLength],
-        shapes: dict[int, LayerShape],
-        device: torch.device,
-        *,
-        max_live: int | None = None,
+        self, pool: PagePool, sizes: Sequence[int], num_tokens: int, num_live: int
     ) -> None:
-        """Allocates every place of every layer, or raises and leaves nothing behind.
+        """Claims pages for num_live rows at a time that hold num_tokens together.
 
-        max_live: the rows take turns, and so many are live at a time. None: all are.
+        sizes: tokens that each row may come to hold.
         """
-        if max_live is None:
-            groups = group_by_length(lengths)
-            self._home = {length.row: n for n, group in enumerate(groups) for length in group}
-            sizes = [(len(group), max(length.most for length in group)) for group in groups]
-        else:
-            self._home = dict.fromkeys((length.row for length in lengths), 0)
-            sizes = [(max_live, max(length.most for length in lengths))]
-        self._blocks = [
-            KVBlock(places, room, device, is_tight=max_live is None) for places, room in sizes
-        ]
-        for block in self._blocks:
-            for layer, shape in shapes.items():
-                block.allocate(layer, shape)
+        self.pages = pool.take(math.ceil(num_tokens / PAGE) + num_live)
+        weakref.finalize(self, pool.give_back, self.pages)
+        self.device = self.pages.device
+        self.rows: list[int] = []
+        "Live rows, in the order in which they came."
+        self.written = np.zeros(len(sizes), np.int64)
+        "Tokens of each row whose keys and values are stored."
+        self.table = np.zeros((len(sizes), math.ceil(max(sizes) / PAGE)), np.int32)
+        "Pages of each row, in the order of its tokens."
+        self._num_held = np.zeros(len(sizes), np.int64)
+        self._num_shared = np.zeros(len(sizes), np.int64)
+        self._free = list(range(self.pages.num_pages))[::-1]
 
-    @property
-    def blocks(self) -> list[KVBlock]:
-        """Blocks with live rows, longest first."""
-        return [block for block in self._blocks if block.rows]
+    def admit(self, row: int, num_tokens: int, prefix: int | None = None) -> None:
+        """Takes in a row with room for so many tokens.
 
-    @property
-    def rows(self) -> list[int]:
-        """Places in the batch of all live rows, in the order in which they stand."""
-        return [row for block in self.blocks for row in block.rows]
+        prefix: a row that it begins with, whose pages are all full.
+        """
+        if prefix is not None:
+            self._num_shared[row] = self._num_held[row] = held = self._num_held[prefix]
+            self.table[row, :held] = self.table[prefix, :held]
+            self.written[row] = self.written[prefix]
+        self.rows.append(row)
+        self._extend(row, num_tokens)
 
-    def admit(self, rows: Sequence[int], prefix: KVBlock | None = None) -> None:
-        """Takes in rows that begin with the prefix's tokens, as far as there are any."""
-        for number, block in enumerate(self._blocks):
-            if arriving := [row for row in rows if self._home[row] == number]:
-                block.admit(arriving, prefix)
+    def make_room(self, rows: npt.NDArray[np.int64]) -> None:
+        """For one token more of each row."""
+        for row in rows[self.written[rows] == self._num_held[rows] * PAGE].tolist():
+            self._extend(row, int(self.written[row]) + 1)
 
     def release(self, row: int) -> None:
-        """Frees a row; the last row of a block frees its memory, unless others wait for it."""
-        block = self._blocks[self._home.pop(row)]
-        block.release(row)
-        if not block.rows and block not in map(self._blocks.__getitem__, self._home.values()):
-            block.keys.clear()
-            block.values.clear()
+        """Frees the pages that a row has for itself."""
+        self.rows.remove(row)
+        self._free += self.table[row, self._num_shared[row] : self._num_held[row]].tolist()[::-1]
+        self._num_held[row] = self._num_shared[row]
+
+    def places(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The page and the place in it of tokens [start, stop) of a row."""
+        tokens = torch.arange(start, stop)
+        pages = torch.from_numpy(self.table[row].astype(np.int64))[tokens // PAGE]
+        return pages.to(self.device), (tokens % PAGE).to(self.device)
+
+    def store(
+        self,
+        layer: int,
+        places: tuple[torch.Tensor, torch.Tensor],
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        """Puts key [H, n, D] and value [H, n, E] of n tokens where they belong."""
+        pages, places_in_page = places
+        self.pages.keys(layer, key.shape[2])[pages, :, :, places_in_page] = key.transpose(0, 1)
+        self.pages.values(layer, key.shape[2])[pages, :, places_in_page] = value.transpose(0, 1)
+
+    def gather(
+        self, layer: int, key_dim: int, rows: npt.NDArray[np.int64], lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [n, H, L, D] and values [n, H, L, E], copied, and zero from each row's length on.
+
+        Zeros, since what pages held before may be NaN, which would still poison a sum under a mask.
+        """
+        longest = int(lengths.max())
+        table = self.table[rows, : math.ceil(longest / PAGE)].astype(np.int64)
+        pages = torch.from_numpy(table).to(self.device)
+        keys = self.pages.keys(layer, key_dim)[pages].permute(0, 2, 1, 4, 3).flatten(2, 3)
+        values = self.pages.values(layer, key_dim)[pages].transpose(1, 2).flatten(2, 3)
+        is_beyond = torch.arange(longest, device=self.device)[None] >= lengths[:, None]
+        keys, values = keys[:, :, :longest], values[:, :, :longest]
+        keys.masked_fill_(is_beyond[:, None, :, None], 0)
+        values.masked_fill_(is_beyond[:, None, :, None], 0)
+        return keys, values
+
+    def _extend(self, row: int, num_tokens: int) -> None:
+        held, wanted = int(self._num_held[row]), math.ceil(num_tokens / PAGE)
+        for place in range(held, wanted):
+            self.table[row, place] = self._free.pop()
+        self._num_held[row] = max(held, wanted)
 
 
-def zeros(
-    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_tight: bool
-) -> torch.Tensor:
-    """A tensor of zeros. On a CPU it takes memory only where it is written, and gives it back.
+def untouched(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor. On a CPU it takes memory only where it is written, and gives it back.
 
-    Pages are asked of the system itself: an allocator may hand out what it has used before, which
-    would have to be overwritten, room that is never needed included.
+    Its pages are asked of the system itself, which an allocator would keep.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
@@ -162,18 +175,7 @@ def zeros(
         pages = mmap.mmap(-1, num_bytes)
     except OSError as error:
         raise MemoryError(f"not enough memory for {num_bytes:,} bytes of keys or values") from error
-    if is_tight and hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # A kernel without them.
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(size)
-
-
-def group_by_length(lengths: Sequence[RowLength]) -> list[list[RowLength]]:
-    """Cuts rows, longest prompt first, where a row is much shorter than the first of its group."""
-    groups: list[list[RowLength]] = []
-    for length in sorted(lengths, key=lambda length: (-length.prompt, length.row)):
-        if groups and length.prompt * _WASTE + _SLACK >= groups[-1][0].prompt:
-            groups[-1].append(length)
-        else:
-            groups.append([length])
-    return groups

@@ -25,17 +25,17 @@ def pack_linears(model: nn.Module) -> None:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for parent in list(model.modules()):
-        layers = _plain_layers(parent)
+        layers = plain_layers(parent)
         for names in _TOGETHER:
-            if layers.keys() >= set(names) and _fit_together([layers[name] for name in names]):
+            if layers.keys() >= set(names) and fit_together([layers[name] for name in names]):
                 shared = _SharedInput([layers.pop(name) for name in names])
                 for place, name in enumerate(names):
                     setattr(parent, name, _Piece(shared, place))
         for name, layer in layers.items():
-            setattr(parent, name, _Packed([layer]))
+            setattr(parent, name, PackedLinear([layer]))
 
 
-def _plain_layers(parent: nn.Module) -> dict[str, nn.Linear]:
+def plain_layers(parent: nn.Module) -> dict[str, nn.Linear]:
     """Linear layers right below a module that are nothing else, by name."""
     return {
         name: layer
@@ -46,13 +46,13 @@ def _plain_layers(parent: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def _fit_together(layers: Sequence[nn.Linear]) -> bool:
+def fit_together(layers: Sequence[nn.Linear]) -> bool:
     """True if all read inputs of one width, and all or none add a bias."""
     kinds = {(layer.in_features, layer.bias is None) for layer in layers}
     return len(kinds) == 1
 
 
-class _Packed(nn.Module):
+class PackedLinear(nn.Module):
     """One multiply for the layers, with outputs side by side."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -80,7 +80,7 @@ class _SharedInput:
     """Layers that read the same input: the first that is called computes for all."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._packed = _Packed(layers)
+        self._packed = PackedLinear(layers)
         self._sizes = [layer.out_features for layer in layers]
         self._input: torch.Tensor | None = None
         self._pieces: dict[int, torch.Tensor] = {}

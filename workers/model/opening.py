@@ -11,6 +11,7 @@ from workers.batch import SampledPipeline
 from workers.model.compiled import compile_layers
 from workers.model.flash import Flash, find_flash
 from workers.model.kernels import Kernels
+from workers.model.kv_cache import PagePool
 from workers.model.proof import PROBE_TOKENS, prove_ragged
 from workers.model.ragged import RaggedForward
 from workers.model.shape import LayerShape
@@ -27,17 +28,24 @@ def open_ragged(
     limits: PipelineLimits,
     kernels: Kernels | None = None,
 ) -> SampledPipeline:
-    """A pipeline for a CPU: keys and values in blocks of each batch.
+    """A pipeline for a CPU: keys and values in pages that batches hand on.
 
     Raises ModelError if the architecture cannot be run so.
     """
     shapes = prove_ragged(model, kernels)
+    pool = PagePool(model.device)
     return SampledPipeline(
         facts,
         limits,
         device=model.device,
-        make_forward=lambda contexts, max_live: RaggedForward(
-            model, contexts, dict(shapes), limits.max_length, max_live=max_live, kernels=kernels
+        make_forward=lambda contexts, turns: RaggedForward(
+            model,
+            contexts,
+            dict(shapes),
+            limits.max_length,
+            turns=turns,
+            kernels=kernels,
+            pool=pool,
         ),
         kernels=kernels,
     )
@@ -74,9 +82,7 @@ def open_slotted(
         facts,
         limits,
         device=model.device,
-        make_forward=lambda contexts, max_live: SlottedForward(
-            slotted, contexts, max_live=max_live
-        ),
+        make_forward=lambda contexts, turns: SlottedForward(slotted, contexts, turns=turns),
         capture_graphs=slotted.capture_graphs,
     )
 

@@ -12,6 +12,7 @@ from jobs.errors import ModelError
 from jobs.sampling import RowSampling
 from workers.model.attention import RAGGED, RaggedError
 from workers.model.facts import check_layers
+from workers.model.gates import replace_gates
 from workers.model.kernels import Kernels
 from workers.model.linears import pack_linears
 from workers.model.norms import replace_norms
@@ -84,9 +85,10 @@ def prove_ragged(
         ]
         model.set_attn_implementation(RAGGED)
         if model.device.type == "cpu":
-            pack_linears(model)
             if kernels is not None:
                 replace_norms(model, kernels)
+                replace_gates(model, kernels)
+            pack_linears(model)
         try:
             ours, shapes = _run_probes(make_forward, prompts)
         except (RaggedError, TypeError, RuntimeError) as error:

@@ -1,7 +1,7 @@
 """A transformers model driven ragged: tokens of many rows side by side in one pass.
 
 A row that is new brings its whole prompt, and then one token a step. What the prompts of a batch
-begin with in common is run once, and its keys and values are copied to every row.
+begin with in common is run once, and all rows read its keys and values where they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from workers.model.attention import RaggedPass
 from workers.model.kernels import Kernels
-from workers.model.kv_cache import KVBlock, KVCache, RowLength
+from workers.model.kv_cache import PAGE, KVCache, PagePool
 from workers.model.shape import LayerShape
 from workers.model.steps import (
     DecodeStep,
@@ -24,13 +24,14 @@ from workers.model.steps import (
     ending_places,
 )
 from workers.pipeline import RowContext
+from workers.turns import Turns
 
-_TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
+_TOKENS_PER_PASS = 1024
 """Prompts run through the layers in passes of so many tokens.
 
 More would fill memory, not time: a processor's caches hold the activations of about a thousand.
 """
-_LEAST_SHARED = 16
+_LEAST_SHARED = PAGE
 "Tokens that prompts must begin with in common to be worth a pass of their own."
 
 
@@ -44,39 +45,52 @@ class RaggedForward:
         shapes: dict[int, LayerShape],
         max_length: int,
         *,
-        max_live: int | None = None,
+        turns: Turns | None = None,
         kernels: Kernels | None = None,
+        pool: PagePool | None = None,
     ) -> None:
-        """Allocates keys and values, for each row as long as it may become.
+        """Claims room for keys and values, or raises and leaves nothing behind.
 
-        max_live: the rows take turns, and so many are live at a time. None: all are.
+        turns: so many rows are live at a time. None: all are.
         kernels: attends without padding; None does it with PyTorch alone.
+        pool: where the room comes from; None for a new one.
         """
         self._model = model
         self._kernels = kernels
         self._device = model.device
-        self._tokens_per_pass = _TOKENS_PER_PASS[model.device.type]
         self._prompts = [context.token_ids for context in contexts]
-        lengths = [
-            RowLength(
-                row,
-                len(context.token_ids),
-                min(max_length, len(context.token_ids) + context.sampling.max_new_tokens),
-            )
-            for row, context in enumerate(contexts)
+        sizes = [
+            min(max_length, len(context.token_ids) + context.sampling.max_new_tokens)
+            for context in contexts
         ]
-        self._cache = KVCache(lengths, shapes, self._device, max_live=max_live)
+        num_tokens, num_live = sum(sizes), len(sizes)
+        if turns is not None:
+            num_tokens = min(num_tokens, max(turns.max_tokens, *sizes))
+            num_live = min(num_live, turns.max_live)
+        common = common_length(self._prompts)
+        num_shared = common // PAGE * PAGE if common >= _LEAST_SHARED else 0
+        self._prefix = self._prompts[0][:num_shared]
+        # What prompts begin with is a row of its own, behind the others.
+        self._prefix_row = len(sizes)
+        self._cache = KVCache(
+            pool or PagePool(model.device),
+            [*sizes, num_shared],
+            num_tokens=num_tokens + num_shared,
+            num_live=num_live + 1,
+        )
+        for layer, shape in shapes.items():
+            self._cache.pages.allocate(layer, shape)
         self._last_ids = torch.zeros(len(contexts), dtype=torch.long, device=self._device)
-        self._num_shared = common_length(self._prompts)
-        self._prefix: KVBlock | None = None
+        self._num_prompt_tokens = np.array([len(prompt) for prompt in self._prompts])
         self.shapes = shapes
 
     def admit(self, rows: Sequence[int]) -> None:
         """Takes in rows: the next step runs their prompts."""
-        if self._num_shared >= _LEAST_SHARED and self._prefix is None:
-            self._prefix = self._run_prefix()
-        longest_first = sorted(rows, key=lambda row: (-len(self._prompts[row]), row))
-        self._cache.admit(longest_first, self._prefix)
+        if self._prefix and not self._cache.written[self._prefix_row]:
+            self._run_prefix()
+        for row in sorted(rows, key=lambda row: (-len(self._prompts[row]), row)):
+            prefix = self._prefix_row if self._prefix else None
+            self._cache.admit(row, len(self._prompts[row]), prefix)
 
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """The live rows [n] and their logits [n, V]."""
@@ -98,34 +112,29 @@ class RaggedForward:
         """Frees a row's keys and values."""
         self._cache.release(row)
 
-    def _run_prefix(self) -> KVBlock:
-        """Runs what all prompts begin with, as a row of its own."""
-        block = KVBlock(1, self._num_shared, self._device)
-        for layer, shape in self.shapes.items():
-            block.allocate(layer, shape)
-        block.admit([0], None)
-        span = PromptSpan(block, 0, self._prompts[0], 0, self._num_shared)
-        for steps in cut_passes([span], self._tokens_per_pass):
+    def _run_prefix(self) -> None:
+        cache, row, length = self._cache, self._prefix_row, len(self._prefix)
+        cache.admit(row, length)
+        for steps in cut_passes(
+            [PromptSpan(cache, row, self._prefix, 0, length)], _TOKENS_PER_PASS
+        ):
             self._run(steps)
-        return block
+        cache.rows.remove(row)  # It keeps its pages, and never takes a step.
 
     def _passes(self) -> Iterator[Sequence[Step]]:
         """One token of each row that is under way, then the prompts of those that are new."""
-        decoding, spans = [], []
-        for block in self._cache.blocks:
-            prompts = [self._prompts[row] for row in block.rows]
-            num_old = int((block.written >= [len(prompt) for prompt in prompts]).sum())
-            if num_old:
-                decoding.append(DecodeStep(block, self._last_ids[block.rows[:num_old]]))
-            spans += [
-                PromptSpan(
-                    block, place, prompts[place], int(block.written[place]), len(prompts[place])
-                )
-                for place in range(num_old, len(prompts))
-            ]
-        if decoding:
-            yield decoding
-        yield from cut_passes(spans, self._tokens_per_pass)
+        cache = self._cache
+        live = np.array(cache.rows, np.int64)
+        is_old = cache.written[live] >= self._num_prompt_tokens[live]
+        old, new = live[is_old], live[~is_old]
+        if len(old):
+            cache.make_room(old)
+            yield [DecodeStep(cache, old, self._last_ids[torch.from_numpy(old)])]
+        spans = [
+            PromptSpan(cache, row, prompt, int(cache.written[row]), len(prompt))
+            for row, prompt in ((row, self._prompts[row]) for row in new.tolist())
+        ]
+        yield from cut_passes(spans, _TOKENS_PER_PASS)
 
     def _run(self, steps: Sequence[Step]) -> torch.Tensor:
         """[rows that are to go on, V]: the head is applied to no other places."""

@@ -22,6 +22,7 @@ from workers.model.slot_passes import DecodePass, PromptPass, Stretch, to_device
 from workers.model.slots import SlotCache
 from workers.model.steps import common_length, cut_passes
 from workers.pipeline import RowContext
+from workers.turns import Turns
 
 _TOKENS_PER_PASS = 16_384
 "Prompts run through the layers in passes of so many tokens. More would fill memory, not time."
@@ -107,11 +108,11 @@ class SlottedForward:
         slotted: SlottedModel,
         contexts: Sequence[RowContext],
         *,
-        max_live: int | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Claims room in the cache, for each row as long as it may become.
 
-        max_live: the rows take turns, and so many are live at a time. None: all are.
+        turns: so many rows are live at a time. None: all are.
         """
         self._slotted = slotted
         self._prompts = [context.token_ids for context in contexts]
@@ -121,14 +122,14 @@ class SlottedForward:
         ]
         shared = common_length(self._prompts)
         self._num_shared = shared if shared >= _LEAST_SHARED else 0
-        rooms = sizes if max_live is None else [max(sizes)] * min(max_live, len(sizes))
+        rooms = sizes if turns is None else [max(sizes)] * min(turns.max_live, len(sizes))
         start = slotted.cache.claim(self._num_shared + sum(rooms))
         self._give_back = weakref.finalize(self, slotted.cache.release, start)
         self._prefix_home = start
         homes = start + self._num_shared + np.cumsum([0, *rooms[:-1]])
-        self._free: list[int] | None = None if max_live is None else homes.tolist()
+        self._free: list[int] | None = None if turns is None else homes.tolist()
         "Homes that nobody has, where rows take turns."
-        self._homes = np.zeros(len(sizes), np.int64) if max_live is not None else homes
+        self._homes = np.zeros(len(sizes), np.int64) if turns is not None else homes
         self._order = np.zeros(0, np.int64)
         "The live rows, by their homes."
         self._written = np.zeros(len(sizes), np.int64)

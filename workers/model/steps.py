@@ -7,30 +7,33 @@ prompts   |row 4 . . . . . . |row 1 . . . . . | tokens of rows side by side
 from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from workers.model.kv_cache import KVBlock
+from workers.model.kv_cache import KVCache
 
 
 class DecodeStep:
-    """One token more of each of the first n rows of a block."""
+    """One token more of each of n rows."""
 
-    def __init__(self, block: KVBlock, token_ids: torch.Tensor) -> None:
-        """token_ids: [n]"""
-        self.block = block
+    def __init__(
+        self, cache: KVCache, rows: npt.NDArray[np.int64], token_ids: torch.Tensor
+    ) -> None:
+        """token_ids: [n]. The rows must have room."""
+        self.cache = cache
+        self.rows = rows
         self.token_ids = token_ids
-        self.num_tokens = len(token_ids)
-        self.ending_rows = block.rows[: self.num_tokens]
+        self.num_tokens = len(rows)
+        self.ending_rows = rows.tolist()
         "Rows whose logits are wanted: all."
-        self.written = torch.from_numpy(block.written[: self.num_tokens].copy()).to(block.device)
+        self.written = torch.from_numpy(cache.written[rows]).to(cache.device)
         self.positions = self.written
-        self.longest = int(block.written[: self.num_tokens].max()) + 1
-        self.shortest = int(block.written[: self.num_tokens].min()) + 1
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def mark_written(self) -> None:
         """Counts the tokens in, whose keys and values are now stored."""
-        self.block.written[: self.num_tokens] += 1
+        self.cache.written[self.rows] += 1
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """[n, 1, 1, L] to be added to scores; None if every row sees all of the longest."""
@@ -39,9 +42,10 @@ class DecodeStep:
         return self._masks[window]
 
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        if self.shortest == self.longest and (window is None or self.longest <= window):
+        longest = int(self.written.max()) + 1
+        if int(self.written.min()) + 1 == longest and (window is None or longest <= window):
             return None
-        positions = torch.arange(self.longest, device=self.block.device)[None]
+        positions = torch.arange(longest, device=self.written.device)[None]
         is_seen = positions <= self.written[:, None]
         if window is not None:
             is_seen &= positions > self.written[:, None] - window
@@ -52,16 +56,15 @@ class PromptSpan:
     """Tokens [start, stop) of a prompt, whose tokens before are already stored."""
 
     def __init__(
-        self, block: KVBlock, place: int, prompt: Sequence[int], start: int, stop: int
+        self, cache: KVCache, row: int, prompt: Sequence[int], start: int, stop: int
     ) -> None:
-        """place: where the row stands in its block."""
-        self.block = block
-        self.place = place
+        self.cache = cache
+        self.row = row
         self.prompt = prompt
         self.start = start
         self.stop = stop
         self.num_tokens = stop - start
-        self.ending_rows = block.rows[place : place + 1] if stop == len(prompt) else []
+        self.ending_rows = [row] if stop == len(prompt) else []
         "The row, if this is the end of its prompt, whose logits are wanted."
 
     @property
@@ -76,14 +79,14 @@ class PromptSpan:
 
     def mark_written(self) -> None:
         """Counts the tokens in, whose keys and values are now stored."""
-        self.block.written[self.place] = self.stop
+        self.cache.written[self.row] = self.stop
 
     def cut(self, num_tokens: int) -> tuple["PromptSpan", "PromptSpan"]:
         """The first tokens, and the others."""
         middle = self.start + num_tokens
         return (
-            PromptSpan(self.block, self.place, self.prompt, self.start, middle),
-            PromptSpan(self.block, self.place, self.prompt, middle, self.stop),
+            PromptSpan(self.cache, self.row, self.prompt, self.start, middle),
+            PromptSpan(self.cache, self.row, self.prompt, middle, self.stop),
         )
 
 
