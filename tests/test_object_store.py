@@ -419,10 +419,23 @@ def test_a_run_that_was_taken_over_writes_no_more_and_leaves_the_others_claim(
 def test_of_runs_that_claim_in_the_same_moment_one_gets_it(
     server: BucketServer, bucket: str
 ) -> None:
-    """All look, and find nobody, before any of them writes."""
+    """All look, and find nobody, before any of them writes; all have written before any reads."""
     num_runs = 4
-    door = threading.Barrier(num_runs)
-    server.delay_seconds = lambda r: wait_at(door, r)
+    writing, reading = threading.Barrier(num_runs), threading.Barrier(num_runs)
+    readers = iter(range(num_runs))
+
+    def wait_for_the_others(request: Request) -> float:
+        if request.key.endswith(OWNER) and "uploads" in request.options:
+            writing.wait(20)
+        if (
+            request.key.endswith(OWNER)
+            and request.method == "GET"
+            and next(readers, None) is not None
+        ):
+            reading.wait(20)
+        return 0.0
+
+    server.delay_seconds = wait_for_the_others
 
     def come() -> Claim | None:
         try:
@@ -435,13 +448,6 @@ def test_of_runs_that_claim_in_the_same_moment_one_gets_it(
         claims_won = [c for c in pool.map(lambda _: come(), range(num_runs)) if c is not None]
         assert len(claims_won) == 1
         claims_won[0].check()
-
-
-def wait_at(door: threading.Barrier, request: Request) -> float:
-    """Lets nobody begin to write a claim before all want to."""
-    if request.key.endswith(OWNER) and "uploads" in request.options:
-        door.wait(20)
-    return 0.0
 
 
 def test_sweeping_leaves_what_is_no_draft(server: BucketServer, bucket: str) -> None:
