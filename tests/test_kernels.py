@@ -1,5 +1,8 @@
 """The compiled functions against PyTorch's own, and what is done without a compiler."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import torch
 
 from jobs.errors import ModelError
 from workers.model import build
-from workers.model.attention import _decode
+from workers.model.attention import _attend_prompt, _decode
 from workers.model.build import has_kernels
 from workers.model.kernels import Kernels, load_kernels
 from workers.model.kv_cache import PAGE, KVCache, PagePool
@@ -44,8 +47,8 @@ def decode_step(cache: KVCache, *rows: int) -> DecodeStep:
     return DecodeStep(cache, np.array(rows, np.int64), torch.zeros(len(rows), dtype=torch.long))
 
 
-@pytest.mark.parametrize(
-    ("num_kv_heads", "group", "key_dim", "value_dim", "window", "softcap"),
+LAYERS = pytest.mark.parametrize(
+    "layer",
     [
         (3, 3, 64, 64, None, None),
         (1, 1, 8, 8, None, None),
@@ -56,17 +59,21 @@ def decode_step(cache: KVCache, *rows: int) -> DecodeStep:
         (2, 1, 8, 8, 5, 3.0),
     ],
 )
+"Key-value heads, query heads for each, widths of keys and values, window, soft cap."
+
+
+@contextmanager
+def num_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield
+    torch.set_num_threads(before)
+
+
+@LAYERS
 @pytest.mark.parametrize("threads", [1, 2])
-def test_attention_is_pytorchs(
-    compiled: Kernels,
-    num_kv_heads: int,
-    group: int,
-    key_dim: int,
-    value_dim: int,
-    window: int | None,
-    softcap: float | None,
-    threads: int,
-) -> None:
+def test_attention_of_a_step_is_pytorchs(compiled: Kernels, layer: tuple, threads: int) -> None:
+    num_kv_heads, group, key_dim, value_dim, window, softcap = layer
     shape = LayerShape(num_kv_heads, key_dim, value_dim, torch.float32, window)
     cache, twin = filled_cache(9, shape, seed=3), filled_cache(9, shape, seed=3)
     settings = AttentionSettings(key_dim**-0.5, window, softcap)
@@ -75,13 +82,11 @@ def test_attention_is_pytorchs(
     key = torch.randn(num_kv_heads, 9, key_dim, generator=generator)
     value = torch.randn(9, num_kv_heads, value_dim, generator=generator).transpose(0, 1)
     rows = 4, 0, 8, 1, 7, 3, 2, 6, 5
-    before = torch.get_num_threads()
     found = torch.empty(9, num_kv_heads * group, value_dim)
 
     expected = _decode(decode_step(twin, *rows), 0, settings, query, key, value)
-    torch.set_num_threads(threads)
-    compiled.decode(decode_step(cache, *rows), 0, settings, query, key, value, found)
-    torch.set_num_threads(before)
+    with num_threads(threads):
+        compiled.decode(decode_step(cache, *rows), 0, settings, query, key, value, found)
 
     # 1e-5: float32 sums of up to 37 weights that add up to 1, of values about 1.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -126,19 +131,60 @@ def test_nan_reaches_only_the_row_whose_it_is(compiled: Kernels) -> None:
     assert [bool(row.isnan().any()) for row in output] == [False, True, False]
 
 
-def test_a_stretch_of_a_prompt_is_stored_as_by_pytorch(compiled: Kernels) -> None:
+@pytest.mark.parametrize(("start", "stop"), [(0, 37), (0, 1), (5, 35), (16, 33)])
+@LAYERS
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_of_a_prompt_is_pytorchs(
+    compiled: Kernels, layer: tuple, start: int, stop: int, threads: int
+) -> None:
     """From the middle of a page to the middle of another, and nothing else is touched."""
-    shape = LayerShape(3, 20, 13, torch.float32, None)
+    num_kv_heads, group, key_dim, value_dim, window, softcap = layer
+    shape = LayerShape(num_kv_heads, key_dim, value_dim, torch.float32, window)
+    settings = AttentionSettings(key_dim**-0.5, window, softcap)
     cache, twin = filled_cache(4, shape, seed=5), filled_cache(4, shape, seed=5)
-    span = PromptSpan(cache, 2, tuple(range(ROOM)), 5, 35)
+    ids, num = tuple(range(ROOM)), stop - start
     generator = torch.Generator().manual_seed(6)
-    key = torch.randn(30, 3, 20, generator=generator).transpose(0, 1)
-    value = torch.randn(3, 30, 13, generator=generator)
+    query = torch.randn(num, num_kv_heads * group, key_dim, generator=generator).transpose(0, 1)
+    key = torch.randn(num, num_kv_heads, key_dim, generator=generator).transpose(0, 1)
+    value = torch.randn(num_kv_heads, num, value_dim, generator=generator)
+    found = torch.empty(num, num_kv_heads * group, value_dim)
 
-    compiled.store(span, 0, key, value)
-    twin.store(0, twin.places(2, 5, 35), key, value)
+    expected = _attend_prompt(PromptSpan(twin, 2, ids, start, stop), 0, settings, query, key, value)
+    with num_threads(threads):
+        span = PromptSpan(cache, 2, ids, start, stop)
+        compiled.prompt(span, 0, settings, query, key, value, found)
 
+    # 1e-5: float32 sums of up to 37 weights that add up to 1, of values about 1.
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert torch.equal(cache.pages.layers[0], twin.pages.layers[0])
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_prompt_attends_alike_in_one_go_in_two_and_token_by_token(
+    compiled: Kernels, window: int | None
+) -> None:
+    """To the last bit: tokens of a tile have nothing in common but the page they read."""
+    shape = LayerShape(2, 16, 32, torch.float32, window)
+    settings = AttentionSettings(0.25, window, None)
+    generator = torch.Generator().manual_seed(4)
+    query, key, value = (
+        torch.randn(heads, ROOM, width, generator=generator)
+        for heads, width in ((6, 16), (2, 16), (2, 32))
+    )
+    outputs = []
+    for cuts in ([0, ROOM], [0, 11, ROOM], range(ROOM + 1)):
+        cache = filled_cache(1, shape, seed=3)
+        output = torch.full((ROOM, 6, 32), torch.nan)
+        for start, stop in pairwise(cuts):
+            one = slice(start, stop)
+            compiled.prompt(
+                PromptSpan(cache, 0, tuple(range(ROOM)), start, stop),
+                0, settings, query[:, one], key[:, one], value[:, one], output[one],
+            )  # fmt: skip
+        outputs.append(output)
+
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("width", [1, 8, 61, 1536])

@@ -124,7 +124,7 @@ def test_what_is_gathered_ends_where_its_row_ends() -> None:
 
 
 def test_memory_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError("Cannot allocate memory")
 
     monkeypatch.setattr(kv_cache.mmap, "mmap", refuse)

@@ -75,11 +75,14 @@ class RaggedPass:
             new = query[:, piece], key[:, piece], value[:, piece]
             kernels = self.kernels if key.dtype == torch.float32 else None
             if isinstance(step, PromptSpan):
-                output[piece] = _attend_prompt(step, layer, settings, *new, kernels)
-            elif kernels is not None:
-                kernels.decode(step, layer, settings, *new, output[piece])
-            else:
+                if kernels is None:
+                    output[piece] = _attend_prompt(step, layer, settings, *new)
+                else:
+                    kernels.prompt(step, layer, settings, *new, output[piece])
+            elif kernels is None:
                 output[piece] = _decode(step, layer, settings, *new)
+            else:
+                kernels.decode(step, layer, settings, *new, output[piece])
             start += step.num_tokens
         return output
 
@@ -123,17 +126,13 @@ def _attend_prompt(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    kernels: Kernels | None,
 ) -> torch.Tensor:
     """Stores a stretch of a prompt, and attends it to itself and to what is before it.
 
     query [G * H, S, D], key and value [H, S, D]. Returns [S, G * H, D].
     """
-    if kernels is None:
-        places = span.cache.places(span.row, span.start, span.stop)
-        span.cache.store(layer, places, key, value)
-    else:
-        kernels.store(span, layer, key, value)
+    places = span.cache.places(span.row, span.start, span.stop)
+    span.cache.store(layer, places, key, value)
     if span.start:
         row, length = np.array([span.row]), torch.tensor([span.stop], device=key.device)
         [key], [value] = span.cache.gather(layer, key.shape[2], row, length)

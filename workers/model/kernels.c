@@ -63,17 +63,6 @@ static void store_token(const float *key, const float *value, int64_t D, int64_t
     memcpy(page + D * PAGE + place * E, value, sizeof(float) * E);
 }
 
-/* Stores S tokens from start on of a row whose pages the table names. key and value [H, S, D]. */
-void store(int64_t S, int64_t H, int64_t D, int64_t E, tensor key, tensor value, float *pages, const int32_t *table,
-           int64_t start) {
-    for (int64_t s = 0; s < S; s++)
-        for (int64_t head = 0; head < H; head++) {
-            float *page = pages + (table[(start + s) / PAGE] * H + head) * PAGE * (D + E);
-            store_token(key.start + head * key.head + s * key.row, value.start + head * value.head + s * value.row, D, E,
-                        (start + s) % PAGE, page);
-        }
-}
-
 /* What a row's tokens up to now come to, for one query. */
 typedef struct {
     float best, total; /* The greatest score, and the sum of the weights exp(score - best). */
@@ -104,7 +93,7 @@ static inline void weigh(state *now, wide scores, int64_t low, int64_t high, flo
 }
 
 /* Adds to out[G, E] the values of a page's tokens [low, high), 32 numbers at a time. Returns how many it did. Asks for
-   next[PAGE, E] meanwhile. */
+   next[PAGE, E] meanwhile, if there is one. */
 static inline __attribute__((always_inline)) int64_t mix(const int G, const state *now, const float *values, int64_t low,
                                                          int64_t high, int64_t E, const float *next, float *out) {
     int64_t e = 0;
@@ -117,8 +106,10 @@ static inline __attribute__((always_inline)) int64_t mix(const int G, const stat
         }
         for (int64_t t = low; t < high; t++) {
             wide v = *(const wide *)(values + t * E + e), w = *(const wide *)(values + t * E + e + PAGE);
-            __builtin_prefetch(next + t * E + e, 0, 2);
-            __builtin_prefetch(next + t * E + e + PAGE, 0, 2);
+            if (next) {
+                __builtin_prefetch(next + t * E + e, 0, 2);
+                __builtin_prefetch(next + t * E + e + PAGE, 0, 2);
+            }
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 left[g] += now[g].weights.f[t] * v;
@@ -134,73 +125,141 @@ static inline __attribute__((always_inline)) int64_t mix(const int G, const stat
     return e;
 }
 
-/* G query heads of one key-value head over tokens [first, stop) of their row, page by page. out [G, E]. after: the page
-   that will be read when this row is done. */
-static inline __attribute__((always_inline)) void attend(const int G, const float *query, int64_t query_head,
-                                                         const float *pages, const int32_t *table, int64_t stride,
-                                                         int64_t D, int64_t E, int64_t first, int64_t stop,
-                                                         float scaling, float softcap, const float *after, float *out) {
-    state now[4];
+/* How the queries of a layer attend. window and softcap: 0 for none. */
+typedef struct {
+    int64_t H, G, D, E;
+    float scaling, softcap;
+    int64_t window;
+} layer;
+
+static inline int64_t first_seen(const layer *of, int64_t stop) {
+    return of->window > 0 && stop > of->window ? stop - of->window : 0;
+}
+
+static inline void begin(const int G, int64_t E, state *now, float *out) {
     for (int g = 0; g < G; g++) now[g].best = -INFINITY, now[g].total = 0;
     memset(out, 0, sizeof(float) * G * E);
-    int64_t last = (stop - 1) / PAGE;
-    for (int64_t p = first / PAGE; p <= last; p++) {
-        const float *page = pages + table[p] * stride;
-        /* The next page is asked of memory line by line while this one is read. */
-        const float *next = p < last ? pages + table[p + 1] * stride : after;
-        wide even[4] = {0}, odd[4] = {0};
-        int64_t d = 0;
-        for (; d + 2 <= D; d += 2) {
-            wide k = *(const wide *)(page + d * PAGE), l = *(const wide *)(page + d * PAGE + PAGE);
+}
+
+/* Adds page number p to what G query heads of one key-value head have seen, for a query that sees tokens [first, stop).
+   out [G, E]. next: the page to be asked of memory line by line while this one is read, or none. */
+static inline __attribute__((always_inline)) void attend_page(const int G, const layer *of, const float *query,
+                                                              int64_t query_head, const float *page, int64_t p,
+                                                              int64_t first, int64_t stop, const float *next, state *now,
+                                                              float *out) {
+    int64_t D = of->D, E = of->E, d = 0;
+    wide even[4] = {0}, odd[4] = {0};
+    for (; d + 2 <= D; d += 2) {
+        wide k = *(const wide *)(page + d * PAGE), l = *(const wide *)(page + d * PAGE + PAGE);
+        if (next) {
             __builtin_prefetch(next + d * PAGE, 0, 2);
             __builtin_prefetch(next + d * PAGE + PAGE, 0, 2);
-#pragma GCC unroll 4
-            for (int g = 0; g < G; g++) {
-                even[g] += query[g * query_head + d] * k;
-                odd[g] += query[g * query_head + d + 1] * l;
-            }
         }
-        for (; d < D; d++)
-            for (int g = 0; g < G; g++) even[g] += query[g * query_head + d] * *(const wide *)(page + d * PAGE);
-        int64_t low = first > p * PAGE ? first - p * PAGE : 0;
-        int64_t high = stop < (p + 1) * PAGE ? stop - p * PAGE : PAGE;
-        for (int g = 0; g < G; g++) weigh(&now[g], (even[g] + odd[g]) * scaling, low, high, softcap, E, out + g * E);
-        const float *values = page + D * PAGE;
-        int64_t e = mix(G, now, values, low, high, E, next + D * PAGE, out);
-        for (int g = 0; g < G; g++)
-            for (int64_t t = low; t < high; t++)
-                for (int64_t i = e; i < E; i++) out[g * E + i] += now[g].weights.f[t] * values[t * E + i];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            even[g] += query[g * query_head + d] * k;
+            odd[g] += query[g * query_head + d + 1] * l;
+        }
     }
+    for (; d < D; d++)
+        for (int g = 0; g < G; g++) even[g] += query[g * query_head + d] * *(const wide *)(page + d * PAGE);
+    int64_t low = first > p * PAGE ? first - p * PAGE : 0;
+    int64_t high = stop < (p + 1) * PAGE ? stop - p * PAGE : PAGE;
+    for (int g = 0; g < G; g++) weigh(&now[g], (even[g] + odd[g]) * of->scaling, low, high, of->softcap, E, out + g * E);
+    const float *values = page + D * PAGE;
+    int64_t e = mix(G, now, values, low, high, E, next ? next + D * PAGE : next, out);
+    for (int g = 0; g < G; g++)
+        for (int64_t t = low; t < high; t++)
+            for (int64_t i = e; i < E; i++) out[g * E + i] += now[g].weights.f[t] * values[t * E + i];
+}
+
+static inline void finish(const int G, int64_t E, const state *now, float *out) {
     for (int g = 0; g < G; g++)
         for (int64_t e = 0; e < E; e++) out[g * E + e] /= now[g].total;
 }
 
+/* One query over its row's tokens [0, stop). after: the page that will be read when it is done. */
+static inline __attribute__((always_inline)) void attend_row(const int G, const layer *of, const float *query,
+                                                             int64_t query_head, const float *pages,
+                                                             const int32_t *table, int64_t stride, int64_t stop,
+                                                             const float *after, float *out) {
+    state now[4];
+    int64_t first = first_seen(of, stop), last = (stop - 1) / PAGE;
+    begin(G, of->E, now, out);
+    for (int64_t p = first / PAGE; p <= last; p++)
+        attend_page(G, of, query, query_head, pages + table[p] * stride, p, first, stop,
+                    p < last ? pages + table[p + 1] * stride : after, now, out);
+    finish(G, of->E, now, out);
+}
+
+#define TILE 16
+
+/* Queries [start, end), at most a tile, of one row, each over what is before it: a page serves all while it is at hand. */
+static inline __attribute__((always_inline)) void attend_tile(const int G, const layer *of, const float *query,
+                                                              int64_t query_head, int64_t query_row, const float *pages,
+                                                              const int32_t *table, int64_t stride, int64_t start,
+                                                              int64_t end, float *out, int64_t out_row) {
+    state now[TILE][4];
+    for (int64_t s = start; s < end; s++) begin(G, of->E, now[s - start], out + (s - start) * out_row);
+    for (int64_t p = first_seen(of, start + 1) / PAGE; p <= (end - 1) / PAGE; p++)
+        for (int64_t s = p * PAGE > start ? p * PAGE : start; s < end; s++) {
+            int64_t first = first_seen(of, s + 1), q = s - start;
+            if (first < (p + 1) * PAGE)
+                attend_page(G, of, query + q * query_row, query_head, pages + table[p] * stride, p, first, s + 1, NULL,
+                            now[q], out + q * out_row);
+        }
+    for (int64_t s = start; s < end; s++) finish(G, of->E, now[s - start], out + (s - start) * out_row);
+}
+
+/* Calls a function for all of G query heads, four or fewer at a time. */
+#define FOR_HEADS(G, CALL) \
+    for (int64_t g = 0; g < (G);) { \
+        if ((G) - g >= 4) { CALL(4); g += 4; } \
+        else if ((G) - g == 3) { CALL(3); g += 3; } \
+        else if ((G) - g == 2) { CALL(2); g += 2; } \
+        else { CALL(1); g += 1; } \
+    }
+
 /* Stores key and value of one token a row at written[i], and attends it to what its row has stored. Row rows[i] has the
-   pages table[rows[i], width]. out [n, H * G, E] with rows out_row apart. window and softcap: 0 for none. */
-void decode(int64_t n, int64_t H, int64_t G, int64_t D, int64_t E, tensor query, tensor key, tensor value, float *pages,
-            const int32_t *table, int64_t width, const int64_t *rows, const int64_t *written, float scaling,
-            int64_t window, float softcap, float *out, int64_t out_row, int threads) {
-    int64_t size = PAGE * (D + E);
+   pages table[rows[i], width]. out [n, H * G, E] with rows out_row apart. */
+void decode(const layer *of, int64_t n, tensor query, tensor key, tensor value, float *pages, const int32_t *table,
+            int64_t width, const int64_t *rows, const int64_t *written, float *out, int64_t out_row, int threads) {
+    int64_t size = PAGE * (of->D + of->E), stride = of->H * size;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t place = 0; place < n * H; place++) { /* Head by head: rows that share pages read them one after another. */
-        int64_t head = place / n, row = place % n, stop = written[row] + 1;
-        int64_t first = window > 0 && stop > window ? stop - window : 0;
+    for (int64_t place = 0; place < n * of->H; place++) { /* Head by head: rows that share pages read them one after another. */
+        int64_t head = place / n, row = place % n;
         const int32_t *own = table + rows[row] * width;
         float *mine = pages + head * size;
-        store_token(key.start + head * key.head + row * key.row, value.start + head * value.head + row * value.row, D, E,
-                    written[row] % PAGE, mine + own[written[row] / PAGE] * H * size);
-        for (int64_t g = 0; g < G;) {
-            const float *q = query.start + (head * G + g) * query.head + row * query.row;
-            float *o = out + row * out_row + (head * G + g) * E;
-            int64_t left = G - g;
-            const float *after = row + 1 < n && left <= 4 ? mine + table[rows[row + 1] * width] * H * size : mine + own[0];
-#define HEADS(N) attend(N, q, query.head, mine, own, H * size, D, E, first, stop, scaling, softcap, after, o), g += N
-            if (left >= 4) HEADS(4);
-            else if (left == 3) HEADS(3);
-            else if (left == 2) HEADS(2);
-            else HEADS(1);
-#undef HEADS
-        }
+        store_token(key.start + head * key.head + row * key.row, value.start + head * value.head + row * value.row,
+                    of->D, of->E, written[row] % PAGE, mine + own[written[row] / PAGE] * stride);
+        const float *after = mine + (row + 1 < n ? table[rows[row + 1] * width] : own[0]) * stride;
+        const float *q = query.start + head * of->G * query.head + row * query.row;
+        float *o = out + row * out_row + head * of->G * of->E;
+#define ATTEND(N) attend_row(N, of, q + g * query.head, query.head, mine, own, stride, written[row] + 1, \
+                             of->G - g <= 4 ? after : mine + own[0] * stride, o + g * of->E)
+        FOR_HEADS(of->G, ATTEND)
+#undef ATTEND
+    }
+}
+
+/* Stores S tokens of a row from start on, and attends each to itself and to what is before it. The row has the pages
+   that own names. out [S, H * G, E] with tokens out_row apart. */
+void prompt(const layer *of, int64_t S, tensor query, tensor key, tensor value, float *pages, const int32_t *own,
+            int64_t start, float *out, int64_t out_row, int threads) {
+    int64_t size = PAGE * (of->D + of->E), stride = of->H * size, tiles = (S + TILE - 1) / TILE;
+    for (int64_t s = 0; s < S; s++)
+        for (int64_t head = 0; head < of->H; head++)
+            store_token(key.start + head * key.head + s * key.row, value.start + head * value.head + s * value.row,
+                        of->D, of->E, (start + s) % PAGE, pages + own[(start + s) / PAGE] * stride + head * size);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t place = 0; place < tiles * of->H; place++) {
+        int64_t head = place / tiles, s = place % tiles * TILE, end = s + TILE < S ? s + TILE : S;
+        const float *q = query.start + head * of->G * query.head + s * query.row, *mine = pages + head * size;
+        float *o = out + s * out_row + head * of->G * of->E;
+#define ATTEND(N) attend_tile(N, of, q + g * query.head, query.head, query.row, mine, own, stride, start + s, start + end, \
+                              o + g * of->E, out_row)
+        FOR_HEADS(of->G, ATTEND)
+#undef ATTEND
     }
 }
 

@@ -27,6 +27,36 @@ class _Tensor(ctypes.Structure):
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
 
 
+class _Layer(ctypes.Structure):
+    """How the queries of a layer attend."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("H", "G", "D", "E")),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
+        ("window", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(
+        cls,
+        settings: AttentionSettings,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> Self:
+        """query [G * H, n, D], key [H, n, D], value [H, n, E]."""
+        num_heads, _, key_dim = query.shape
+        return cls(
+            len(key),
+            num_heads // len(key),
+            key_dim,
+            value.shape[2],
+            settings.scaling,
+            settings.softcap or 0.0,
+            settings.window or 0,
+        )
+
+
 def _with_whole_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """The same tensors, the numbers of a head side by side."""
     return [x if x.stride(2) == 1 else x.contiguous() for x in tensors]
@@ -39,11 +69,11 @@ class Kernels:
         """Loads them. Raises OSError if the file is none that this machine can run."""
         functions = ctypes.CDLL(str(library))
         count, address, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-        threads = ctypes.c_int
+        threads, layer = ctypes.c_int, ctypes.POINTER(_Layer)
+        tensors, addresses = [_Tensor] * 3, [address] * 3
         for name, arguments in {
-            "store": [count] * 4 + [_Tensor] * 2 + [address, address, count],
-            "decode": [count] * 5 + [_Tensor] * 3 + [address, address, count, address, address]
-            + [number, count, number, address, count, threads],
+            "decode": [layer, count, *tensors, address, address, count, *addresses, count, threads],
+            "prompt": [layer, count, *tensors, address, address, count, address, count, threads],
             "gate": [count, count, address, address],
             "rms_norm": [count, count, address, address, number, address],
             "find_best": [count, count, address, address, address, threads],
@@ -53,19 +83,31 @@ class Kernels:
             getattr(functions, name).argtypes = arguments
         self._functions = functions
 
-    def store(self, span: PromptSpan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Puts key and value [H, S, D] of a stretch of a prompt into its row's pages."""
-        num_kv_heads, num_tokens, key_dim = key.shape
-        tensors = _with_whole_heads(key, value)
-        self._functions.store(
-            num_tokens,
-            num_kv_heads,
-            key_dim,
-            value.shape[2],
+    def prompt(
+        self,
+        span: PromptSpan,
+        layer: int,
+        settings: AttentionSettings,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """Stores a stretch of a prompt, and attends it to itself and to what is before it.
+
+        float32 on a CPU. query [G * H, S, D], key and value [H, S, D]; output [S, G * H, D].
+        """
+        tensors = _with_whole_heads(query, key, value)
+        self._functions.prompt(
+            _Layer.of(settings, *tensors),
+            span.num_tokens,
             *map(_Tensor.of, tensors),
             span.cache.pages.layers[layer].data_ptr(),
             span.cache.table[span.row].ctypes.data,
             span.start,
+            output.data_ptr(),
+            output.stride(0),
+            torch.get_num_threads(),
         )
 
     def decode(
@@ -82,23 +124,16 @@ class Kernels:
 
         float32 on a CPU. query [G * H, n, D], key and value [H, n, D]; output [n, G * H, D].
         """
-        num_kv_heads, num_rows, key_dim = key.shape
         tensors = _with_whole_heads(query, key, value)
         self._functions.decode(
-            num_rows,
-            num_kv_heads,
-            query.shape[0] // num_kv_heads,
-            key_dim,
-            value.shape[2],
+            _Layer.of(settings, *tensors),
+            step.num_tokens,
             *map(_Tensor.of, tensors),
             step.cache.pages.layers[layer].data_ptr(),
             step.cache.table.ctypes.data,
             step.cache.table.shape[1],
             step.rows.ctypes.data,
             step.written.data_ptr(),
-            settings.scaling,
-            settings.window or 0,
-            settings.softcap or 0.0,
             output.data_ptr(),
             output.stride(0),
             torch.get_num_threads(),

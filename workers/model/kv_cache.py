@@ -172,7 +172,7 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(size, dtype=dtype, device=device)
     try:
-        pages = mmap.mmap(-1, num_bytes)
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"not enough memory for {num_bytes:,} bytes of keys or values") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
