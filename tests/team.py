@@ -158,13 +158,16 @@ class MemoryWatch:
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
         self._stop = threading.Event()
+        self.is_paused = False
+        "Set while the processes do what is not to be counted."
         self.peak_mb = 0.0
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._stop.wait(0.5):
-            self.peak_mb = max(self.peak_mb, sum(map(_held_mb, self._pids)))
+            if not self.is_paused:
+                self.peak_mb = max(self.peak_mb, sum(map(_held_mb, self._pids)))
 
     def close(self) -> float:
         self._stop.set()
