@@ -15,7 +15,7 @@ from workers.model.attention import _attend_prompt, _decode
 from workers.model.build import has_kernels
 from workers.model.kernels import Kernels, load_kernels
 from workers.model.kv_cache import PAGE, KVCache, PagePool
-from workers.model.sampling import best_sorted
+from workers.model.readout import best_sorted
 from workers.model.shape import AttentionSettings, LayerShape
 from workers.model.steps import DecodeStep, PromptSpan
 

@@ -48,13 +48,13 @@ def test_pages_of_a_row_that_ends_are_taken_first() -> None:
     assert pages_of(cache, 2) == [0, 1]
 
 
-def test_pages_that_rows_share_stay_when_one_of_them_ends() -> None:
+def test_pages_that_rows_share_stay_until_the_last_of_them_ends() -> None:
     cache = make_cache(40, 40, 70, 32)
     prefix = 3
     cache.admit(prefix, 32)
     cache.written[prefix] = 32
     for row in (0, 1):
-        cache.admit(row, 40, prefix)
+        cache.admit(row, 40, prefix, 32)
         assert cache.written[row] == 32
         cache.written[row] = 40
     assert (pages_of(cache, 0), pages_of(cache, 1)) == ([0, 1, 2], [0, 1, 3])
@@ -64,6 +64,13 @@ def test_pages_that_rows_share_stay_when_one_of_them_ends() -> None:
 
     cache.written[2] = 70
     assert pages_of(cache, 2) == [2, 4, 5, 6, 7]
+
+    cache.release(prefix)
+    assert pages_of(cache, 1) == [0, 1, 3], "the row goes on holding them"
+    cache.release(1)
+    cache.admit(0, 40)
+    cache.written[0] = 40
+    assert pages_of(cache, 0) == [0, 1, 3]
 
 
 def test_rows_that_come_grow_and_go_never_hold_the_same_page() -> None:

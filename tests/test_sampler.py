@@ -14,7 +14,8 @@ from jobs.sampling import RowSampling
 from workers.generate import generate, open_pipeline
 from workers.model.filters import Filters
 from workers.model.philox import uniform
-from workers.model.sampling import Sampler, best_sorted
+from workers.model.readout import best_sorted
+from workers.model.sampling import Sampler
 from workers.pipeline import BatchPipeline, RowContext
 
 FIVE = [2.0, 1.0, 0.0, -1.0, -2.0]

@@ -43,7 +43,7 @@ def read_contexts(
     Row i draws from seed + i * 2**32, so that identical prompts differ and a rerun repeats.
     """
     try:
-        rows = _apply_mask(_read_rows("input_ids", input_ids), attention_mask)
+        rows = _apply_mask(read_rows("input_ids", input_ids), attention_mask)
         _check_model(pipeline, sampling.ignore_eos)
         settled = _settle(pipeline, sampling)
     except (TypeError, ValueError) as error:
@@ -103,7 +103,8 @@ def check_capture(pipeline: BatchPipeline, capture: Capture, caller: str) -> Non
         raise ValueError(f"{caller}: a pipeline that overlaps its steps cannot return logits")
 
 
-def _read_rows(name: str, rows: object) -> list[tuple[int, ...]]:
+def read_rows(name: str, rows: object) -> list[tuple[int, ...]]:
+    """Rows of token ids. Raises TypeError."""
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise TypeError(f"{name} must be rows of token ids, got {type(rows).__name__}")
     return [_read_row(name, number, row) for number, row in enumerate(rows)]
@@ -125,7 +126,7 @@ def _read_row(name: str, number: int, row: object) -> tuple[int, ...]:
 def _apply_mask(rows: list[tuple[int, ...]], attention_mask: Rows | None) -> list[tuple[int, ...]]:
     if attention_mask is None:
         return rows
-    masks = _read_rows("attention_mask", attention_mask)
+    masks = read_rows("attention_mask", attention_mask)
     lengths, mask_lengths = [len(row) for row in rows], [len(mask) for mask in masks]
     if lengths != mask_lengths:
         raise ValueError(
@@ -182,11 +183,12 @@ def _check_row(pipeline: BatchPipeline, row: int, context: RowContext) -> None:
         )
     if not length:
         raise ValueError(f"row {row} is empty. Give it at least one token")
-    _check_ids(f"row {row}", context.token_ids, pipeline.vocab_size)
-    _check_ids("stop_token_ids", sampling.stop_token_ids, pipeline.vocab_size)
+    check_ids(f"row {row}", context.token_ids, pipeline.vocab_size)
+    check_ids("stop_token_ids", sampling.stop_token_ids, pipeline.vocab_size)
 
 
-def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises ValueError for an id that the model does not know."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise ValueError(

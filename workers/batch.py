@@ -11,7 +11,14 @@ from jobs.completion import Capture
 from jobs.model import ModelFacts
 from workers.model.kernels import Kernels
 from workers.model.sampling import Sampler
-from workers.pipeline import PipelineLimits, RowContext, RowSlots, StepOutput
+from workers.pipeline import (
+    PipelineLimits,
+    RowContext,
+    RowSlots,
+    ScoreRequest,
+    StepOutput,
+    TokenScores,
+)
 from workers.turns import Queue, Turns
 
 
@@ -53,12 +60,14 @@ class SampledPipeline:
         *,
         device: torch.device,
         make_forward: Callable[[Sequence[RowContext], Turns | None], Forward],
+        score: Callable[[Sequence[ScoreRequest], int], list[TokenScores]],
         kernels: Kernels | None = None,
         capture_graphs: Callable[[], bool] | None = None,
     ) -> None:
         """make_forward: claims what a model needs for the rows of a batch, or raises.
 
         Its second argument says how many rows are live at a time; None means that all are.
+        score: scores requests, with so many alternatives a token.
         capture_graphs: captures steps as device graphs, if it can. None: there are none to capture.
         """
         self.graph_capture_ready = False
@@ -69,6 +78,7 @@ class SampledPipeline:
         self._slots = RowSlots(limits.max_batch_size)
         self._device = device
         self._make_forward = make_forward
+        self._score = score
         self._kernels = kernels
         self._capture_graphs = capture_graphs
 
@@ -76,6 +86,10 @@ class SampledPipeline:
         """Captures steps as device graphs, where the model and the device allow it."""
         if self._capture_graphs is not None:
             self.graph_capture_ready = self._capture_graphs()
+
+    def score(self, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+        """Scores requests that are valid, in their order, with num_top alternatives a token."""
+        return self._score(requests, num_top)
 
     @property
     def num_open_rows(self) -> int:

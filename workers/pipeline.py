@@ -5,7 +5,7 @@ B rows in a batch, n of them live, K alternatives, V words in the vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +134,55 @@ class BatchPipeline(Protocol):
         turns: how many rows are live at a time. None: all.
         Raises CacheFullError if open batches leave no room, MemoryError if there is not enough.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Tokens that are given: how likely are those behind the context?"""
+
+    token_ids: tuple[int, ...]
+    num_context: int
+    "Tokens at the beginning that are not scored; at least 1, since the first follows nothing."
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """The scores of a request's T tokens behind its context, with K alternatives each."""
+
+    logprobs: npt.NDArray[np.float32]
+    "[T], nats; NaN where the logits are no numbers."
+    is_best: npt.NDArray[np.bool_]
+    "[T], true where no other token has a higher logit, nor an equal one and a lower id."
+    top_ids: npt.NDArray[np.int64]
+    "[T, K], most likely first."
+    top_logprobs: npt.NDArray[np.float32]
+    "[T, K], nats."
+
+    @property
+    def loglikelihood(self) -> float:
+        """The sum of the log-probabilities, in nats."""
+        return float(np.sum(self.logprobs, dtype=np.float64))
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if greedy decoding would write these tokens."""
+        return bool(self.is_best.all())
+
+
+@runtime_checkable
+class ScoringPipeline(Protocol):
+    """A model that is ready to score tokens."""
+
+    @property
+    def limits(self) -> PipelineLimits:
+        """What the pipeline was opened for."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the width of the logits."""
+
+    def score(self, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+        """Scores requests that are valid, in their order. num_top: K."""
 
 
 class RowSlots:

@@ -6,6 +6,7 @@ The next logits depend on the row's ids and the model's name alone, as a model's
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from workers.batch import SampledPipeline
 from workers.complete import complete_batch
 from workers.engine import Capabilities
 from workers.engines import faults
-from workers.pipeline import PipelineLimits, RowContext
+from workers.model.readout import Readout
+from workers.pipeline import PipelineLimits, RowContext, ScoreRequest, TokenScores
 from workers.turns import Turns
 
 VOCAB_SIZE = 257
@@ -56,6 +58,7 @@ class EchoEngine:
             limits,
             device=torch.device("cpu"),
             make_forward=lambda contexts, _: _EchoForward(model_seed, contexts),
+            score=partial(_score, model_seed),
         )
 
     @staticmethod
@@ -150,6 +153,23 @@ class _EchoForward:
     def release(self, row: int) -> None:
         """Drops a row."""
         self._live.remove(row)
+
+
+def _score(model_seed: int, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+    """Each token behind a context, by the logits that the tokens before it have."""
+    scores = []
+    for request in requests:
+        context, given = request.token_ids[: request.num_context], request.token_ids
+        forward = _EchoForward(model_seed, [RowContext(context, RowSampling(1), 0)])
+        forward.admit([0])
+        logits = []
+        for token_id in given[request.num_context :]:
+            rows, row_logits = forward.next_logits()
+            logits.append(row_logits)
+            forward.append(rows, np.array([token_id]))
+        ids = torch.tensor(given[request.num_context :])
+        scores.append(Readout(None).score(torch.cat(logits), torch.arange(len(ids)), ids, num_top))
+    return scores
 
 
 def _to_bytes(token_ids: Sequence[int]) -> bytes:

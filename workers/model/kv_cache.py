@@ -94,31 +94,45 @@ class KVCache:
         self.table = np.zeros((len(sizes), math.ceil(max(sizes) / PAGE)), np.int32)
         "Pages of each row, in the order of its tokens."
         self._num_held = np.zeros(len(sizes), np.int64)
-        self._num_shared = np.zeros(len(sizes), np.int64)
+        self._num_holders = np.zeros(self.pages.num_pages, np.int32)
+        "Rows that hold each page."
         self._free = list(range(self.pages.num_pages))[::-1]
 
-    def admit(self, row: int, num_tokens: int, prefix: int | None = None) -> None:
+    def admit(
+        self, row: int, num_tokens: int, sharer: int | None = None, num_shared: int = 0
+    ) -> None:
         """Takes in a row with room for so many tokens.
 
-        prefix: a row that it begins with, whose pages are all full.
+        sharer: a row whose first num_shared tokens are this one's too; they must fill pages.
         """
-        if prefix is not None:
-            self._num_shared[row] = self._num_held[row] = held = self._num_held[prefix]
-            self.table[row, :held] = self.table[prefix, :held]
-            self.written[row] = self.written[prefix]
+        if sharer is not None:
+            held = num_shared // PAGE
+            self.table[row, :held] = self.table[sharer, :held]
+            self._num_holders[self.table[row, :held]] += 1
+            self._num_held[row], self.written[row] = held, num_shared
         self.rows.append(row)
-        self._extend(row, num_tokens)
+        self.extend(row, num_tokens)
+
+    def extend(self, row: int, num_tokens: int) -> None:
+        """Takes pages, so that a row has room for so many tokens."""
+        held, wanted = int(self._num_held[row]), math.ceil(num_tokens / PAGE)
+        for place in range(held, wanted):
+            self.table[row, place] = page = self._free.pop()
+            self._num_holders[page] = 1
+        self._num_held[row] = max(held, wanted)
 
     def make_room(self, rows: npt.NDArray[np.int64]) -> None:
         """For one token more of each row."""
         for row in rows[self.written[rows] == self._num_held[rows] * PAGE].tolist():
-            self._extend(row, int(self.written[row]) + 1)
+            self.extend(row, int(self.written[row]) + 1)
 
     def release(self, row: int) -> None:
-        """Frees the pages that a row has for itself."""
+        """Frees the pages that no other row holds."""
         self.rows.remove(row)
-        self._free += self.table[row, self._num_shared[row] : self._num_held[row]].tolist()[::-1]
-        self._num_held[row] = self._num_shared[row]
+        pages = self.table[row, : self._num_held[row]]
+        self._num_holders[pages] -= 1
+        self._free += pages[self._num_holders[pages] == 0].tolist()[::-1]
+        self._num_held[row] = 0
 
     def places(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The page and the place in it of tokens [start, stop) of a row."""
@@ -155,12 +169,6 @@ class KVCache:
         keys.masked_fill_(is_beyond[:, None, :, None], 0)
         values.masked_fill_(is_beyond[:, None, :, None], 0)
         return keys, values
-
-    def _extend(self, row: int, num_tokens: int) -> None:
-        held, wanted = int(self._num_held[row]), math.ceil(num_tokens / PAGE)
-        for place in range(held, wanted):
-            self.table[row, place] = self._free.pop()
-        self._num_held[row] = max(held, wanted)
 
 
 def untouched(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from workers.model.kernels import Kernels
 from workers.model.kv_cache import PagePool
 from workers.model.proof import PROBE_TOKENS, prove_ragged
 from workers.model.ragged import RaggedForward
+from workers.model.scoring import Scorer
 from workers.model.shape import LayerShape
 from workers.model.slots import SlotCache, fit_capacity
 from workers.model.slotted import SlottedForward, SlottedModel
@@ -47,6 +48,7 @@ def open_ragged(
             kernels=kernels,
             pool=pool,
         ),
+        score=Scorer(model, shapes, kernels, pool).score,
         kernels=kernels,
     )
 
@@ -83,6 +85,7 @@ def open_slotted(
         limits,
         device=model.device,
         make_forward=lambda contexts, turns: SlottedForward(slotted, contexts, turns=turns),
+        score=Scorer(model, shapes, None, PagePool(model.device)).score,
         capture_graphs=slotted.capture_graphs,
     )
 

@@ -90,7 +90,7 @@ class RaggedForward:
             self._run_prefix()
         for row in sorted(rows, key=lambda row: (-len(self._prompts[row]), row)):
             prefix = self._prefix_row if self._prefix else None
-            self._cache.admit(row, len(self._prompts[row]), prefix)
+            self._cache.admit(row, len(self._prompts[row]), prefix, len(self._prefix))
 
     def next_logits(self) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """The live rows [n] and their logits [n, V]."""

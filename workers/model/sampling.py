@@ -18,10 +18,8 @@ from workers.model.filters import Filters, FloatRows
 from workers.model.kernels import Kernels
 from workers.model.penalties import Penalties
 from workers.model.philox import uniform
+from workers.model.readout import Readout, best_sorted
 from workers.pipeline import RowContext, StepOutput
-
-_SHORT_LIST = 64
-"Alternatives up to so many are found by going through the logits once."
 
 
 class Sampler:
@@ -40,7 +38,7 @@ class Sampler:
         """kernels: looks through the logits; None does it with PyTorch alone."""
         samplings = [context.sampling for context in contexts]
         self._capture = capture
-        self._kernels = kernels
+        self._readout = Readout(kernels)
         self._seeds = np.array([context.seed & MASK_64 for context in contexts], np.uint64)
         self._num_tokens = np.array([len(context.token_ids) for context in contexts], np.uint64)
         self._num_new = np.zeros(len(contexts), np.int64)
@@ -69,11 +67,11 @@ class Sampler:
         raw = raw.float()
         z = raw if self._penalties is None else self._penalties.apply(raw, rows)
         z = self._mask_endings(z, rows)
-        peak, best = self._find_best(z)
+        peak, best = self._readout.find_best(z)
         has_nan = ~torch.isfinite(peak)
         if has_nan.any():  # Such a row is lost; its numbers must not stop the others.
             z = torch.where(has_nan[:, None], torch.zeros_like(z), z)
-            peak, best = self._find_best(z)
+            peak, best = self._readout.find_best(z)
         token_ids: npt.NDArray[np.int64] = best.cpu().numpy()
         drawn = np.flatnonzero(~self._is_greedy[rows])
         if len(drawn):
@@ -105,12 +103,6 @@ class Sampler:
         """Which rows have not yet the length asked for, so that nothing may end them."""
         return self._num_new[rows] < self._min_new[rows]
 
-    def _find_best(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best logit of each row, and the lowest id that has it."""
-        if self._kernels is None:
-            return z.max(dim=1)  # Of equal logits, max takes the first.
-        return self._kernels.find_best(z.contiguous())
-
     def _mask_endings(self, z: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Forbids what would end a row that has not yet the length asked for."""
         young = np.flatnonzero(self._is_young(rows))
@@ -127,21 +119,12 @@ class Sampler:
         count = self._capture.logprobs
         if count is None:
             return None, None, None
-        # The logit minus logsumexp: float32 log_softmax is off by 2e-5 on a CPU. The best logit is
-        # taken off first, so that large logits do not use up the digits.
         chosen = z.gather(1, torch.from_numpy(token_ids).to(z.device)[:, None])[:, 0] - peak
-        if self._kernels is None:
-            mass = torch.logsumexp(z - peak[:, None], dim=1)
-        else:
-            z = z.contiguous()
-            mass = self._kernels.log_mass(z, peak)
+        mass = self._readout.log_mass(z, peak)
         logprobs: FloatRows = (chosen - mass).cpu().numpy()
         if not count:
             return logprobs, None, None
-        if self._kernels is None or count > _SHORT_LIST:
-            top, top_ids = best_sorted(z, count)
-        else:
-            top, top_ids = self._kernels.find_top(z, count)
+        top, top_ids = self._readout.find_top(z, count)
         top_logprobs: FloatRows = ((top - peak[:, None]) - mass[:, None]).cpu().numpy()
         return logprobs, top_ids.cpu().numpy(), top_logprobs
 
@@ -177,25 +160,3 @@ class Sampler:
             token_ids[todo] = ids.cpu().numpy()[np.arange(len(todo)), choice]
             todo, width = todo[~is_settled], z.shape[1]
         return token_ids
-
-
-def best_sorted(z: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest count values of each row and their ids, both [n, count].
-
-    Highest first; of equal values the lower id comes first, and is the one that is kept at the end
-    of the list. topk alone promises neither.
-    """
-    if 2 * count >= z.shape[1]:
-        values, ids = z.sort(dim=1, descending=True, stable=True)
-        return values[:, :count], ids[:, :count]
-    values, ids = z.topk(count + 1, dim=1)
-    is_equal = values[:, 1:] == values[:, :-1]
-    if is_equal.any():
-        ids, order = ids.sort(dim=1)
-        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-        is_cut = values[:, count - 1] == values[:, count]  # Equal values on both sides of the end.
-        if is_cut.any():
-            whole, whole_ids = z[is_cut].sort(dim=1, descending=True, stable=True)
-            values[is_cut], ids[is_cut] = whole[:, : count + 1], whole_ids[:, : count + 1]
-    return values[:, :count], ids[:, :count]
