@@ -67,6 +67,8 @@ class ModelFacts:
     "Type of the weights as stored."
     added_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     "What the tokenizer puts before and after a text unless told not to."
+    first_token_id: int | None = None
+    "BOS, else EOS: what stands before a text that is scored from its first token on."
     revision: str | None = None
     "The commit that a hub model was taken from, so that workers take the same one."
     files: tuple[str, ...] = ()

@@ -72,6 +72,7 @@ class EchoEngine:
             defaults=SamplingDefaults(),
             has_tokenizer=True,
             dtype="float32",
+            first_token_id=EOS,
         )
 
     @staticmethod

@@ -37,6 +37,7 @@ def read_facts(model: ModelRef) -> ModelFacts:
     generation = _read_json(folder / "generation_config.json")
     max_length, notes = _max_length(folder, text_config)
     has_tokenizer = model.tokenizer is not None or _has_tokenizer(folder)
+    firsts = [text_config.bos_token_id, text_config.eos_token_id]
     eos = _ids(text_config.eos_token_id) | _ids(config.eos_token_id)
     eos |= _ids(generation.get("eos_token_id"))
     added: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -46,6 +47,7 @@ def read_facts(model: ModelRef) -> ModelFacts:
         )
         eos |= _ids(tokenizer.eos_token_id)
         added = _added_token_ids(tokenizer)
+        firsts = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     unknown = sorted(token_id for token_id in eos if not 0 <= token_id < text_config.vocab_size)
     if unknown:
         notes.append(f"EOS {unknown} is no word of the model, so that it cannot end a row.")
@@ -59,6 +61,7 @@ def read_facts(model: ModelRef) -> ModelFacts:
         has_tokenizer=has_tokenizer,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         added_token_ids=added,
+        first_token_id=next((i for i in firsts if i in range(text_config.vocab_size)), None),
         revision=revision_of(model, folder),
         files=tuple(str(path) for path in [*weights, *side_files(model, folder)]),
         notes=(*notes, *greedy_notes),

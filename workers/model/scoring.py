@@ -85,8 +85,7 @@ class Scorer:
                     self._admit(cache, nodes, span.row)
                 states = self._run(taken)
                 self._read(states, taken, wants, requests, scores)
-                for row in cache.rows[:-1]:  # The next node may share with the last alone.
-                    cache.release(row)
+                _release(cache, cache.rows[:-1])  # The next node may share with the last alone.
         return scores
 
     def _claim(self, nodes: Sequence[_Node]) -> KVCache:
@@ -107,10 +106,11 @@ class Scorer:
         if row in cache.rows:
             return  # A piece of it has been run.
         node = nodes[row]
-        before = [r for r in cache.rows if cache.written[r] == len(nodes[r].token_ids)]
+        ended = [r for r in cache.rows if cache.written[r] == len(nodes[r].token_ids)]
+        if node.sharer is None:  # Else it must be held until its pages are this one's, too.
+            _release(cache, ended)
         cache.admit(row, node.num_shared, node.sharer, node.num_shared)
-        for other in before:
-            cache.release(other)
+        _release(cache, ended)
         cache.extend(row, len(node.token_ids))
 
     def _run(self, spans: Sequence[PromptSpan]) -> torch.Tensor:
@@ -178,6 +178,11 @@ class Scorer:
             for whole, part in zip(_arrays(found), _arrays(scores), strict=True):
                 whole[mine] = part
         return found
+
+
+def _release(cache: KVCache, rows: Sequence[int]) -> None:
+    for row in set(rows) & set(cache.rows):
+        cache.release(row)
 
 
 def plan_nodes(requests: Sequence[ScoreRequest]) -> tuple[list[_Node], list[list[_Want]]]:
