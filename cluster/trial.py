@@ -38,7 +38,7 @@ _MESSAGES: dict[Cause, str] = {
     "hung": "The row was not answered in time, the last times alone.",
 }
 _REMEDIES: dict[Cause, str] = {
-    "died": " Smaller batches (--rows-per-batch) may help.",
+    "died": " Fewer rows together (--rows-per-shard) may help.",
     "hung": " Give it more time with --shard-timeout.",
 }
 

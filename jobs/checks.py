@@ -6,6 +6,7 @@ Each check yields what is wrong in sentences; nothing is raised for what a part 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import isclose
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,15 @@ from jobs.parts import (
 )
 from jobs.plan import Shard
 from jobs.report import Counts, ShardReport
+from jobs.score_checks import check_scores, count_scores, num_scored
 from jobs.storage import name_of
 
 _REASONS = {"stop", "length", "abort", "error"}
-_BY_TOKEN = ("logprobs", "top_ids", "top_logprobs", "logits")
+_BY_TOKEN = ("token_ids", "logprobs", "top_ids", "top_logprobs", "logits")
+_COUNTED = (
+    "rows", "failed", "truncated", "prompt_tokens", "new_tokens",
+    "scored_tokens", "scored_bytes", "scored_words", "greedy",
+)  # fmt: skip
 _REMEDY = "Delete it, and have it done again with --resume."
 _TOLERANCE = 5e-6
 "Most that a log-probability may be away from its logits, in nats."
@@ -82,9 +88,13 @@ def _check_file(path: str, shard: Shard, record: ShardReport, expected: Expected
         counts += _count(rows)
         start += piece.num_rows
     found, said = counts.record(), record.counts.record()
-    for field in ("rows", "failed", "truncated", "prompt_tokens", "new_tokens"):
+    for field in _COUNTED:
         if found[field] != said[field]:
             yield f"{field} is {found[field]}, and {said[field]} in its record."
+    # Floats that were added up in another order.
+    if not isclose(counts.loglikelihood, record.counts.loglikelihood, rel_tol=1e-9, abs_tol=1e-9):
+        there = record.counts.loglikelihood
+        yield f"loglikelihood is {counts.loglikelihood}, and {there} in its record."
 
 
 def _own(table: pa.Table, expected: Expected) -> dict[str, pa.ChunkedArray]:
@@ -103,6 +113,25 @@ def _check_rows(
     stop = start + len(row_ids)
     if not np.array_equal(row_ids, np.arange(start, stop)):
         yield f"rows {start} to {stop - 1} should be here, in order; row_id says otherwise."
+    if "finish_reason" in rows:
+        yield from _check_endings(rows, start)
+        lengths = rows["num_generated_tokens"].to_pylist()
+    else:
+        yield from check_scores(rows, start)
+        lengths = num_scored(rows)
+    for name in (name for name in _BY_TOKEN if name in rows):
+        for place, length in enumerate(pc.list_value_length(rows[name]).to_pylist()):
+            if length != lengths[place]:
+                tokens = f"{lengths[place]} tokens"
+                yield f"row {start + place}: {name} has {length} entries for {tokens}."
+                return  # Nothing that follows could be compared.
+    if "cumulative_logprob" in rows:
+        yield from _check_sums(rows, start)
+    if "logprobs" in rows and "logits" in rows and expected.first_plain_step is not None:
+        yield from _check_logprobs(rows, start, expected.first_plain_step)
+
+
+def _check_endings(rows: Mapping[str, pa.ChunkedArray], start: int) -> Iterator[str]:
     reasons = rows["finish_reason"].to_pylist()
     lengths = rows["num_generated_tokens"].to_pylist()
     failed = pc.is_valid(rows["error"]).to_pylist()
@@ -114,16 +143,6 @@ def _check_rows(
                 f"row {start + place}: finish_reason is {reason!r}, error is "
                 f"{'set' if is_error else 'null'}, num_generated_tokens is {length}."
             )
-    for name in ("token_ids", *(name for name in _BY_TOKEN if name in rows)):
-        for place, length in enumerate(pc.list_value_length(rows[name]).to_pylist()):
-            if length != lengths[place]:
-                tokens = f"{lengths[place]} tokens"
-                yield f"row {start + place}: {name} has {length} entries for {tokens}."
-                return  # Nothing that follows could be compared.
-    if "logprobs" in rows:
-        yield from _check_sums(rows, start)
-    if "logprobs" in rows and "logits" in rows and expected.first_plain_step is not None:
-        yield from _check_logprobs(rows, start, expected.first_plain_step)
 
 
 def _check_sums(rows: Mapping[str, pa.ChunkedArray], start: int) -> Iterator[str]:
@@ -162,7 +181,7 @@ def _check_logprobs(
         if wrong.any():
             step = int(np.argmax(wrong))
             yield (
-                f"row {start + place}: the logprob of new token {first_step + step} is "
+                f"row {start + place}: the logprob of token {first_step + step} is "
                 f"{logprobs[step]:.7f}, and its logits say {found[step]:.7f}."
             )
 
@@ -180,10 +199,14 @@ def _width(column: pa.ChunkedArray) -> int:
 def _count(rows: Mapping[str, pa.ChunkedArray]) -> Counts:
     is_answer = pc.is_null(rows["error"])
     codes = pc.struct_field(pc.drop_null(rows["error"]), "code").to_pylist()
-    return Counts(
+    answers = (
+        count_scores(rows)
+        if "finish_reason" not in rows
+        else Counts(new_tokens=pc.sum(rows["num_generated_tokens"]).as_py() or 0)
+    )
+    return answers + Counts(
         rows=len(rows["row_id"]),
         failed=Counter(codes),
         truncated=pc.sum(rows["truncated"]).as_py() or 0,
         prompt_tokens=pc.sum(rows["num_prompt_tokens"].filter(is_answer)).as_py() or 0,
-        new_tokens=pc.sum(rows["num_generated_tokens"]).as_py() or 0,
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from jobs.cells import equal_cells, greatest_difference
 from jobs.parts import PartReader, part_num_rows, part_schema, part_size, same_bytes
+from jobs.scoring import SUMS
 from jobs.storage import name_of
 
 _ROWS_AT_A_TIME = 1024
@@ -44,7 +45,7 @@ class Comparison:
     tokens_differing: list[RowDifference] = field(default_factory=list)
     "In row order."
     logprob_difference: float = 0.0
-    "The greatest, in nats, over tokens up to the first that differs."
+    "The greatest, in nats, of tokens up to the first that differs, and of sums."
     logprob_row: int | None = None
     "Where that is."
 
@@ -138,9 +139,13 @@ def _compare(comparison: Comparison, a: pa.Table, b: pa.Table, columns: Sequence
     comparison.columns_differing = +comparison.columns_differing
     comparison.rows_differing += len(differing)
     for row in sorted(differing):
-        upto = _compare_tokens(comparison, start + row, a["token_ids"][row], b["token_ids"][row])
-        if "logprobs" in columns:
-            _compare_logprobs(comparison, start + row, a["logprobs"][row], b["logprobs"][row], upto)
+        upto: int | None = None
+        if "token_ids" in columns:
+            ids = a["token_ids"][row], b["token_ids"][row]
+            upto = _compare_tokens(comparison, start + row, *ids)
+        for name in ("logprobs", *SUMS):
+            if name in columns:
+                _compare_logprobs(comparison, start + row, a[name][row], b[name][row], upto)
 
 
 def _compare_tokens(comparison: Comparison, row_id: int, a: pa.Scalar, b: pa.Scalar) -> int:
@@ -155,10 +160,12 @@ def _compare_tokens(comparison: Comparison, row_id: int, a: pa.Scalar, b: pa.Sca
 
 
 def _compare_logprobs(
-    comparison: Comparison, row_id: int, a: pa.Scalar, b: pa.Scalar, upto: int
+    comparison: Comparison, row_id: int, a: pa.Scalar, b: pa.Scalar, upto: int | None
 ) -> None:
-    left = np.asarray(a.as_py() or [], np.float64)[:upto]
-    right = np.asarray(b.as_py() or [], np.float64)[:upto]
+    left, right = (np.atleast_1d(np.asarray(cell.as_py(), np.float64)) for cell in (a, b))
+    if not (a.is_valid and b.is_valid) or len(left[:upto]) != len(right[:upto]):
+        return  # An error, or other choices: that the row differs is said.
+    left, right = left[:upto], right[:upto]
     greatest = greatest_difference(left, right)
     if greatest > comparison.logprob_difference:
         comparison.logprob_difference, comparison.logprob_row = greatest, row_id

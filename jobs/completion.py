@@ -6,6 +6,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from jobs.scoring import Scores
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: EOS or a stop id; length: no room for more tokens; abort: removed; error: see the error."""
 
@@ -14,6 +16,9 @@ ErrorCode = Literal[
     "empty_prompt",
     "wrong_type",
     "context_length_exceeded",
+    "empty_continuation",
+    "empty_choices",
+    "invalid_label",
     "invalid_token_id",
     "nan_logits",
     "out_of_memory",
@@ -46,11 +51,16 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The outcome of one row. T new tokens, K alternatives, V words in the vocabulary."""
+    """The outcome of one row. T new tokens, K alternatives, V words in the vocabulary.
+
+    Of a row that was scored, the T tokens are those that were scored, all targets' one after the
+    other.
+    """
 
     row_id: int
     seed: int
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    "None for a row that was scored: nothing was generated."
     stop_reason: str | None = None
     "The stop id that ended the row; None for EOS and for every other end."
     num_prompt_tokens: int | None = None
@@ -67,4 +77,5 @@ class Completion:
     "[T, K], nats."
     logits: npt.NDArray[np.float32] | None = None
     "[T, V], raw: before penalties, masks and temperature."
+    scores: Scores | None = None
     error: RowError | None = None

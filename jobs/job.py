@@ -6,6 +6,7 @@ from typing import Literal
 from jobs.errors import SettingError
 from jobs.model import ModelRef
 from jobs.sampling import Sampling, check_sampling
+from jobs.scoring import Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class Job:
     "The folder that is to hold the parts."
     model: ModelRef
     sampling: Sampling
+    "Without meaning for a job that scores: nothing is drawn."
+    scoring: Scoring | None = None
+    "What is to be scored. None: rows are answered."
     prompt_column: str | None = None
     token_ids_column: str | None = None
     add_special_tokens: Literal["auto", "yes", "no"] = "auto"
@@ -60,6 +64,7 @@ class Job:
     logprobs: int | None = None
     "None: none. 0: of the chosen tokens. K: of the K most likely tokens as well."
     output_logits: bool = False
+    "Of the new tokens, or of those that are scored."
     logits_dtype: Literal["float32", "float16"] = "float32"
     output_format: Literal["parquet", "arrow"] = "parquet"
     keep: tuple[str, ...] | None = None

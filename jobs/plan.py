@@ -41,8 +41,11 @@ class Plan:
     origins: dict[str, Origin]
     "Who chose each sampling value."
     kind: str
-    "Name of the entry of KINDS that reads the prompt column."
-    prompt_column: str
+    "Name of the entry of KINDS or SCORED_KINDS that reads the rows."
+    prompt_columns: dict[str, str]
+    "What it reads: by the job's field that names a column, the column."
+    reads_text: bool
+    "True if one of them holds text, so that a tokenizer is needed."
     kept_columns: tuple[str, ...]
     max_length: int
     "Most tokens a row may hold: the model's, or less if the job says so."
@@ -76,8 +79,8 @@ class Plan:
 
     @property
     def input_columns(self) -> list[str]:
-        """Columns that are read: those that are kept, and the prompt."""
-        return list(dict.fromkeys([*self.kept_columns, self.prompt_column]))
+        """Columns that are read: those that are kept, and those of the prompt."""
+        return list(dict.fromkeys([*self.kept_columns, *self.prompt_columns.values()]))
 
     @property
     def shards(self) -> list[Shard]:
@@ -117,6 +120,8 @@ def settle_rows_per_shard(job: Job, num_rows: int, bulky_bytes_per_row: int) -> 
         return packing.rows_per_shard
     batches = math.ceil(num_rows / (SHARDS_WANTED * packing.rows_per_batch))
     rows = packing.rows_per_batch * min(max(batches, 1), BATCHES_PER_SHARD)
+    if job.scoring is not None and job.output_logits:  # How long rows are is not known yet.
+        rows = min(rows, packing.rows_per_batch)
     if bulky_bytes_per_row:
         rows = min(rows, max(1, packing.logits_budget_bytes // bulky_bytes_per_row))
     return rows

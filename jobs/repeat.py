@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from jobs.cells import equal_cells, greatest_difference, plain_cell
 from jobs.completion import Completion
 from jobs.folder import part_name
-from jobs.parts import read_part
+from jobs.parts import is_bulky, read_part
 from jobs.plan import Plan, Shard
 from jobs.rows import Rows
+from jobs.schema import output_schema, output_table
+from jobs.scoring import SUMS
 from jobs.storage import join
 
 
@@ -33,10 +36,8 @@ def compare_rows(
     plan: Plan, shard: Shard, again: Mapping[int, Completion], rows: Rows
 ) -> list[Repeat]:
     """Compares completions, by row_id, with the rows of the shard's part. rows: of its input."""
-    names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error", "truncated"]
-    names += ["num_prompt_tokens"]
-    names += ["logprobs"] * (plan.job.logprobs is not None)
-    names += ["top_ids", "top_logprobs"] * bool(plan.job.logprobs)
+    schema = output_schema(plan)
+    names = _answer_names(plan) if plan.job.scoring is None else _score_names(plan, schema)
     path = join(plan.job.output, part_name(shard.index, plan.job.output_format))
     prefix, kept = plan.job.output_prefix, list(plan.kept_columns)
     table = read_part(path, [*(prefix + name for name in names), *kept])
@@ -47,7 +48,13 @@ def compare_rows(
         row = {name: column[place].as_py() for name, column in columns.items()}
         if _may_pass(row["error"]):
             continue
-        repeat = _compare(row, completion)
+        if plan.job.scoring is None:
+            repeat = _compare(row, completion)
+        else:
+            again_as_row = output_table(plan, schema, rows.slice(place, 1), [completion])
+            now = {name: again_as_row.column(prefix + name)[0] for name in names}
+            then = {name: column[place] for name, column in columns.items()}
+            repeat = _compare_scores(row_id, then, now)
         for name in kept:
             if not equal_cells(
                 plain_cell(table.column(name)[place]), plain_cell(rows[name][place])
@@ -56,6 +63,40 @@ def compare_rows(
                 repeat = replace(repeat, is_same=False, problem=repeat.problem or said)
         repeats.append(repeat)
     return repeats
+
+
+def _answer_names(plan: Plan) -> list[str]:
+    names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error", "truncated"]
+    names += ["num_prompt_tokens"]
+    names += ["logprobs"] * (plan.job.logprobs is not None)
+    return names + ["top_ids", "top_logprobs"] * bool(plan.job.logprobs)
+
+
+def _score_names(plan: Plan, schema: pa.Schema) -> list[str]:
+    """All columns of ours but logits, which are too big to be compared row by row."""
+    prefix, kept = plan.job.output_prefix, set(plan.kept_columns)
+    own = [field for field in schema if field.name not in kept and not is_bulky(field)]
+    return [field.name.removeprefix(prefix) for field in own]
+
+
+def _compare_scores(
+    row_id: int, then: Mapping[str, pa.Scalar], now: Mapping[str, pa.Scalar]
+) -> Repeat:
+    """Cell by cell; sums and log-probabilities may be a little apart."""
+    is_same, difference, problem = True, 0.0, None
+    for name, old in then.items():
+        new = now[name]
+        if equal_cells(old, new):
+            continue
+        is_same = False
+        if name in (*SUMS, "logprobs") and old.is_valid and new.is_valid:
+            pair = [np.atleast_1d(np.asarray(cell.as_py(), np.float64)) for cell in (old, new)]
+            if len(pair[0]) == len(pair[1]):
+                difference = max(difference, greatest_difference(*pair))
+                continue
+        said = f"{name} was {old.as_py()!r}, is now {new.as_py()!r}"
+        problem = problem or said
+    return Repeat(row_id, is_same, problem, difference)
 
 
 def _may_pass(error: Mapping[str, Any] | None) -> bool:

@@ -8,6 +8,13 @@ from typing import Any
 from jobs.lessons import Lessons
 from jobs.plan import Shard
 
+_LATER = (
+    "read_wait_seconds", "write_wait_seconds",
+    "scored_tokens", "scored_bytes", "scored_words", "loglikelihood", "greedy",
+    "labelled", "right",
+)  # fmt: skip
+"Counts that records of earlier versions lack."
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -22,6 +29,19 @@ class Counts:
     "Answers that ended where a row may be no longer, before their own limit."
     prompt_tokens: int = 0
     new_tokens: int = 0
+    scored_tokens: int = 0
+    "Of texts, continuations, and all choices."
+    scored_bytes: int = 0
+    "Of texts and continuations, and so the next two."
+    scored_words: int = 0
+    loglikelihood: float = 0.0
+    "Nats."
+    greedy: int = 0
+    "Rows that greedy decoding would have written."
+    labelled: Counter[str] = field(default_factory=Counter)
+    "Rows of choices with a label, by the ways in which the likeliest can be told."
+    right: Counter[str] = field(default_factory=Counter)
+    "Those of them whose likeliest choice is the labelled one."
     halved: int = 0
     "Shards whose batches were made smaller for want of memory."
     batches: int = 0
@@ -43,26 +63,35 @@ class Counts:
     def record(self) -> dict[str, object]:
         """The counts by name, for JSON."""
         named: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return named | {"failed": dict(self.failed), "idle_share": self.idle_share}
+        plain = {name: dict(v) if isinstance(v, Counter) else v for name, v in named.items()}
+        return plain | {"idle_share": self.idle_share}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Counts":
         """The counts that record() has written. Raises KeyError or TypeError if it has not.
 
-        Seconds of waiting may be absent: earlier versions did not count them.
+        What earlier versions did not count may be absent.
         """
-        named: dict[str, Any] = {
-            f.name: (float if f.name.endswith("seconds") else int)(record[f.name])
-            for f in fields(cls)
-            if f.name != "failed" and (f.name in record or not f.name.endswith("wait_seconds"))
-        }
-        failed = {str(code): int(number) for code, number in record["failed"].items()}
-        return cls(**named, failed=Counter(failed))
+        named: dict[str, Any] = {}
+        for f in fields(cls):
+            if f.name in _LATER and f.name not in record:
+                continue
+            value = record[f.name]
+            if f.type in (int, float):
+                named[f.name] = f.type(value)
+            else:
+                named[f.name] = Counter({str(key): int(number) for key, number in value.items()})
+        return cls(**named)
 
     @property
     def failed_rows(self) -> int:
         """Rows with an error."""
         return sum(self.failed.values())
+
+    @property
+    def tokens(self) -> int:
+        """Those by which speed is told: new ones, or all that a job which scores has run."""
+        return self.prompt_tokens + self.scored_tokens if self.scored_tokens else self.new_tokens
 
     @property
     def idle_share(self) -> float:

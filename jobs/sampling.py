@@ -43,6 +43,10 @@ class Sampling:
     seed: int = 0
 
 
+NOTHING_DRAWN = Sampling(max_new_tokens=1)
+"For a job that scores."
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
     """What a model's generation config says of sampling. None: it says nothing."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from jobs.columns import COLUMNS
+from jobs.columns import COLUMNS, SCORE_COLUMNS
+from jobs.columns.column import Column
 from jobs.completion import Completion
 from jobs.errors import SettingError
 from jobs.plan import Plan
@@ -34,7 +35,7 @@ def output_table(
     plan: Plan, schema: pa.Schema, rows: pa.Table, completions: Sequence[Completion]
 ) -> pa.Table:
     """The output's rows: the input's kept columns beside what became of each row."""
-    row_column, *answer_columns = COLUMNS.values()
+    row_column, *answer_columns = _columns(plan)
     arrays = [
         *row_column.arrays(plan, completions),
         *(rows.column(name) for name in plan.kept_columns),
@@ -43,8 +44,12 @@ def output_table(
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def _columns(plan: Plan) -> list[Column]:
+    return list((COLUMNS if plan.job.scoring is None else SCORE_COLUMNS).values())
+
+
 def _own_fields(plan: Plan) -> tuple[list[pa.Field], list[pa.Field]]:
-    row_column, *answer_columns = COLUMNS.values()
+    row_column, *answer_columns = _columns(plan)
     prefix = plan.job.output_prefix
 
     def named(fields: list[pa.Field]) -> list[pa.Field]:
@@ -64,7 +69,14 @@ def _description(plan: Plan) -> dict[str, object]:
         "max_length": plan.max_length,
         "dtype": plan.dtype,
         "threads_per_worker": job.model.threads,
-        "sampling": plan.sampling.record(),
-        "seed": job.sampling.seed,
+        **_asked(plan),
         "packing": dataclasses.asdict(job.packing) | {"rows_per_shard": plan.rows_per_shard},
     }
+
+
+def _asked(plan: Plan) -> dict[str, object]:
+    """What was drawn or scored, and how."""
+    scoring = plan.job.scoring
+    if scoring is None:
+        return {"sampling": plan.sampling.record(), "seed": plan.job.sampling.seed}
+    return {"scoring": {"kind": plan.kind, "pmi": scoring.pmi, **plan.prompt_columns}}

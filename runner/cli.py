@@ -7,14 +7,14 @@ Exit codes: 0 every row answered, 1 the job failed, 2 a bad value, 3 some rows a
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 from click.core import ParameterSource
 
 from jobs.errors import JobError, OutputError, RefusedError, StoppedError, WorkerError
-from runner.config import PLACES, load_config
-from runner.options import job_flags, read_job
+from runner.config import PLACES
+from runner.options import job_options, read_job
 
 _BEGUN = time.perf_counter()
 "When the command began, but for Python's own start and what is imported above."
@@ -64,29 +64,29 @@ def batchwright() -> None:
 
 
 @batchwright.command()
-@click.argument("input", required=False)
-@click.argument("output", required=False)
-@click.option("-i", "--input", "input_option", metavar="PATH", help="INPUT, as a flag.")
-@click.option("-o", "--output", "output_option", metavar="FOLDER", help="OUTPUT, as a flag.")
-@click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False),
-    is_eager=True,
-    expose_value=False,
-    callback=load_config,
-    help="TOML file with the same names, underscores for dashes. Flags win over it.",
-)
-@job_flags
-@click.option("--resume", is_flag=True, help="Do what the same job has not finished in OUTPUT.")
-@click.option("--retry-failed", is_flag=True, help="Also try rows again whose error may pass.")
-@click.option("--overwrite", is_flag=True, help="Delete what an earlier job wrote to OUTPUT.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and the summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Print what workers print, and tracebacks.")
-@click.pass_context
-def run(
+@job_options("run")
+def run(ctx: click.Context, /, **values: Any) -> int:
+    """Answers every row of INPUT with a model, and writes OUTPUT.
+
+    INPUT is a Parquet file, a folder of them, or a glob; OUTPUT a folder that is new or empty. Both
+    must be on storage that all workers see. A job that was broken off goes on with --resume.
+    """
+    return _run_job(ctx, **values)
+
+
+@batchwright.command()
+@job_options("score")
+def score(ctx: click.Context, /, **values: Any) -> int:
+    """Tells how likely a model holds what is in the rows of INPUT, and writes OUTPUT.
+
+    A row is a text, a context with its continuation, or a context with a list of choices. Nothing
+    is generated. INPUT, OUTPUT and --resume are as for run.
+    """
+    return _run_job(ctx, **values)
+
+
+def _run_job(
     ctx: click.Context,
-    /,
     input: str | None,
     output: str | None,
     resume: bool,
@@ -97,11 +97,6 @@ def run(
     verbose: bool,
     **values: object,
 ) -> int:
-    """Answers every row of INPUT with a model, and writes OUTPUT.
-
-    INPUT is a Parquet file, a folder of them, or a glob; OUTPUT a folder that is new or empty. Both
-    must be on storage that all workers see. A job that was broken off goes on with --resume.
-    """
     from runner.progress import show_run
     from runner.run import run_job
     from runner.signals import Signals
@@ -111,7 +106,7 @@ def run(
     for name in ("runner", "cluster", "workers", "jobs"):
         level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
         logging.getLogger(name).setLevel(level)
-    job, placement, tolerance = read_job(source, target, values)
+    job, placement, tolerance = read_job(str(ctx.command.name), source, target, values)
     start = _start(resume=resume, retry_failed=retry_failed, overwrite=overwrite)
     signals = Signals()
     try:

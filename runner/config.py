@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 import click
 
-from runner.options import FLAGS, Flag, Share, Size
+from runner.flags import COMMANDS, Flag, Share, Size
 
 PLACES = {"input": "input_option", "output": "output_option"}
 "Keys of a configuration file for the two arguments, and the options that stand for them."
@@ -26,13 +26,14 @@ def load_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
             values = tomllib.load(file)
     except (OSError, ValueError) as error:  # Also what is no TOML, and no UTF-8.
         raise click.BadParameter(f"{path}: cannot be read: {error}") from error
-    flags = {flag.key: flag for flag in FLAGS}
+    command = ctx.command.name or ""
+    flags = {flag.key: flag for flag in COMMANDS[command]}
     known = [*flags, *PLACES]
     for key, value in values.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
-            raise click.BadParameter(f"{path}: there is no key {key!r}. {remedy}")
+            raise click.BadParameter(f"{path}: {command} has no key {key!r}. {remedy}")
         _check_type(path, key, value, flags.get(key))
     ctx.default_map = {PLACES.get(key, key): value for key, value in values.items()}
 

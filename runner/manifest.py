@@ -22,11 +22,14 @@ from jobs.identity import (
     versions,
 )
 from jobs.job import Job, Packing
+from jobs.metrics import measure
 from jobs.model import ModelRef
 from jobs.plan import Plan
 from jobs.report import Counts, ShardReport
 from jobs.sampling import RowSampling, Sampling
 from jobs.schema import output_schema
+from jobs.scoring import Scoring
+from runner.words import finite
 from workers.engine import load_engine
 
 _PACKAGES = ("batchwright", "torch", "transformers", "tokenizers", "pyarrow", "numpy", "ray")
@@ -109,6 +112,7 @@ def read_asked(folder: str) -> Job:
             | {
                 "model": ModelRef(**asked["model"]),
                 "sampling": Sampling(**_with_tuples(asked["sampling"])),
+                "scoring": None if asked["scoring"] is None else Scoring(**asked["scoring"]),
                 "packing": Packing(**asked["packing"]),
                 "keep": None if asked["keep"] is None else tuple(asked["keep"]),
             }
@@ -154,12 +158,14 @@ def write_manifest(
 ) -> None:
     """Writes _manifest.json: everything that differs from run to run stands here, not in parts."""
     counts = sum((report.counts for report in reports), Counts())
+    figures = {name: finite(value) for name, value in measure(plan.kind, counts).items()}
     placement = {} if seats is None else dataclasses.asdict(seats)
     write_json(
         plan.job.output,
         MANIFEST,
         {
             "counts": counts.record(),
+            "metrics": figures,
             "seconds": seconds,
             "stages": dict(stages or {}),
             "parts": [dataclasses.asdict(report.part) for report in reports],

@@ -2,17 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
 
 from jobs.errors import InputError, SettingError
 from jobs.files import RowSource, fixed_folder, scan_input
 from jobs.job import Job
-from jobs.kinds import KINDS
 from jobs.model import DEMO, ModelFacts, check_compile, settle_dtype
 from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
 from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
 from jobs.schema import output_schema
 from jobs.storage import absolute_folder, is_uri
+from runner.columns import find_kept_columns, find_prompt_columns, holds_text
+from runner.notes import describe_plan
 from workers.engine import Capabilities, load_engine, settle_max_length
 
 
@@ -25,8 +25,9 @@ def make_plan(job: Job) -> Plan:
     job = _anchored(job, reads_model=engine.capabilities.reads_model)
     source = scan_input(job.input)
     _check_places(job, source)
-    kind, prompt_column = _find_prompt_column(job, source)
-    kept = _find_kept_columns(job, source)
+    kind, prompt_columns = find_prompt_columns(job, source)
+    reads_text = holds_text(source, kind, prompt_columns)
+    kept = find_kept_columns(job, source)
     _check_capabilities(job, engine.capabilities)
     device = engine.find_device(job.model.device)
     check_compile(job.model, device)
@@ -35,16 +36,13 @@ def make_plan(job: Job) -> Plan:
         pinned = dataclasses.replace(job.model, revision=facts.revision)
         job = dataclasses.replace(job, model=pinned)
     max_length = settle_max_length(job.max_model_len, facts)
-    if KINDS[kind].needs_tokenizer and not facts.has_tokenizer:
+    if reads_text and not facts.has_tokenizer:
+        instead = "token ids with --token-ids-column" if job.scoring is None else "token ids"
         raise InputError(
             f"{job.model.path}: the model has no tokenizer, so text cannot be read. Name one with "
-            "--tokenizer, or give token ids with --token-ids-column."
+            f"--tokenizer, or give {instead}."
         )
-    try:
-        sampling, origins = resolve_sampling(job.sampling, facts.defaults)
-    except ValueError as error:
-        raise SettingError(f"{error}.") from error
-    _check_sampling(job, sampling, facts, max_length)
+    sampling, origins = _settle_sampling(job, kind, facts, max_length)
     num_rows = min(source.num_rows, job.limit) if job.limit is not None else source.num_rows
     dtype = settle_dtype(job.model, facts, device)
     row_bytes = sampling.max_new_tokens * bulky_bytes_per_token(job, facts.vocab_size)
@@ -55,7 +53,8 @@ def make_plan(job: Job) -> Plan:
         sampling=sampling,
         origins=origins,
         kind=kind,
-        prompt_column=prompt_column,
+        prompt_columns=prompt_columns,
+        reads_text=reads_text,
         kept_columns=tuple(kept),
         max_length=max_length,
         num_rows=num_rows,
@@ -63,8 +62,9 @@ def make_plan(job: Job) -> Plan:
         device=device,
         dtype=dtype,
         kernels=engine.find_kernels(job.model.kernels, device, dtype),
-        notes=_notes(job, facts, sampling, origins, kind),
+        notes=(),
     )
+    plan = dataclasses.replace(plan, notes=describe_plan(plan))
     output_schema(plan)
     return plan
 
@@ -84,29 +84,25 @@ def _anchored(job: Job, *, reads_model: bool) -> Job:
     return dataclasses.replace(job, model=model, input=source, output=absolute_folder(job.output))
 
 
-def _notes(
-    job: Job, facts: ModelFacts, sampling: RowSampling, origins: Mapping[str, Origin], kind: str
-) -> tuple[str, ...]:
-    """What nobody asked for and yet decides what comes out, in sentences."""
-    notes = list(facts.notes)
-    taken = [name for name, origin in origins.items() if origin == "model"]
-    if taken:
-        values = ", ".join(f"{name} {getattr(sampling, name):g}" for name in taken)
-        notes.append(f"From the model's generation config: {values}.")
-    endings = sorted({*facts.eos_token_ids, *sampling.stop_token_ids})
-    if sampling.ignore_eos or not endings:
-        notes.append("No token ends a row.")
-    else:
-        notes.append(f"A row ends with {_tokens(endings)}.")
-    if KINDS[kind].needs_tokenizer:
-        before, after = facts.added_token_ids
-        added = [*before, *after] if job.add_special_tokens != "no" else []
-        notes.append(f"The tokenizer adds {_tokens(added) if added else 'nothing'} to a text.")
-    return tuple(notes)
-
-
-def _tokens(token_ids: Sequence[int]) -> str:
-    return f"token{'s' * (len(token_ids) > 1)} {', '.join(map(str, token_ids))}"
+def _settle_sampling(
+    job: Job, kind: str, facts: ModelFacts, max_length: int
+) -> tuple[RowSampling, dict[str, Origin]]:
+    """Sampling with no value left open, and who chose each."""
+    if job.scoring is not None:
+        if job.scoring.pmi and kind != "choices":
+            raise SettingError(f"pmi is for choices, and these rows are {kind}. Leave it out.")
+        if job.scoring.pmi and facts.first_token_id is None:
+            raise SettingError(
+                f"{job.model.path}: pmi scores choices behind BOS or EOS, and the model names "
+                "neither. Leave it out."
+            )
+        return RowSampling(job.sampling.max_new_tokens), {}
+    try:
+        sampling, origins = resolve_sampling(job.sampling, facts.defaults)
+    except ValueError as error:
+        raise SettingError(f"{error}.") from error
+    _check_sampling(job, sampling, facts, max_length)
+    return sampling, origins
 
 
 def _check_places(job: Job, source: RowSource) -> None:
@@ -130,51 +126,6 @@ def _check_places(job: Job, source: RowSource) -> None:
 
 def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(os.path.join(folder, ""))
-
-
-def _find_prompt_column(job: Job, source: RowSource) -> tuple[str, str]:
-    """The kind's name and its column: the one asked for, or the one kind whose column is there."""
-    columns = source.schema.names
-    asked = {name: getattr(job, name) for name in KINDS if getattr(job, name) is not None}
-    found = asked or {
-        name: kind.default_column for name, kind in KINDS.items() if kind.default_column in columns
-    }
-    defaults = " or ".join(repr(kind.default_column) for kind in KINDS.values())
-    flags = " or ".join(f"--{name.replace('_', '-')}" for name in KINDS)
-    has = f"It has: {', '.join(columns) or 'no columns'}."
-    if not found:
-        raise InputError(f"{job.input}: no column {defaults}. {has} Choose one with {flags}.")
-    if len(found) > 1:
-        raise InputError(
-            f"{job.input}: has both {' and '.join(map(repr, found.values()))}. Choose with {flags}."
-        )
-    [(name, column)] = found.items()
-    if column not in columns:
-        raise InputError(
-            f"{job.input}: no column {column!r}. {has} Use --{name.replace('_', '-')}."
-        )
-    if column in source.lacking:
-        raise InputError(
-            f"{source.lacking[column]}: no column {column!r}, which other files have. Leave the "
-            "file out, or rename its column."
-        )
-    type_ = source.schema.field(column).type
-    if not KINDS[name].accepts(type_):
-        raise InputError(
-            f"{job.input}: column {column!r} holds {type_}; --{name.replace('_', '-')} needs "
-            f"{KINDS[name].wanted}."
-        )
-    return name, column
-
-
-def _find_kept_columns(job: Job, source: RowSource) -> Sequence[str]:
-    columns = source.schema.names
-    missing = [name for name in job.keep or () if name not in columns]
-    if missing:
-        raise InputError(
-            f"{job.input}: no column {missing[0]!r} to keep. It has: {', '.join(columns)}."
-        )
-    return columns if job.keep is None else list(dict.fromkeys(job.keep))
 
 
 def _check_capabilities(job: Job, capabilities: Capabilities) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jobs.errors import WorkerError
 from jobs.report import Counts, ShardReport
 from runner.run import Finished, Started
-from runner.words import counted
+from runner.words import counted, finite
 
 
 def show_run(
@@ -83,7 +83,7 @@ class _Bar:
             self._progress.console.print(note, soft_wrap=True, markup=False)
 
     def advance(self, report: ShardReport) -> None:
-        self._tokens += report.counts.new_tokens
+        self._tokens += report.counts.tokens
         self._errors += report.counts.failed_rows
         elapsed = self._progress.tasks[0].elapsed or 1.0
         self._progress.update(
@@ -118,8 +118,8 @@ class _Lines:
         failed = f", {counted(counts.failed_rows, 'error')}" if counts.failed_rows else ""
         self._console.print(
             f"shard {report.shard.index} ({self._num_done} of {self._num_shards}): "
-            f"{counts.rows:,} rows{failed}, {counts.new_tokens:,} tokens, {report.seconds:.1f} s "
-            f"({counts.new_tokens / report.seconds:,.0f} tokens/s)",
+            f"{counts.rows:,} rows{failed}, {counts.tokens:,} tokens, {report.seconds:.1f} s "
+            f"({counts.tokens / report.seconds:,.0f} tokens/s)",
             soft_wrap=True,
             markup=False,
         )
@@ -128,9 +128,10 @@ class _Lines:
 def _summary(finished: Finished, output: str) -> str:
     counts, seconds = finished.counts, finished.seconds
     if not counts.rows:
-        return f"nothing to do: there are no rows to answer\noutput in {output}"
+        return f"nothing to do: there are no rows\noutput in {output}"
+    done = "scored" if counts.scored_tokens else "answered"
     lines = [
-        f"{counts.rows:,} rows: {counts.rows - counts.failed_rows:,} answered, "
+        f"{counts.rows:,} rows: {counts.rows - counts.failed_rows:,} {done}, "
         f"{counted(counts.failed_rows, 'error')}",
         *(f"  {code}: {number:,}" for code, number in sorted(counts.failed.items())),
     ]
@@ -144,11 +145,22 @@ def _summary(finished: Finished, output: str) -> str:
         lines.append(f"{counted(counts.out_of_room, 'answer')} ended early for want of room")
     if counts.halved:
         lines.append(f"{counted(counts.halved, 'shard')} in smaller batches for want of memory")
+    new = (
+        f"{counts.scored_tokens:,} scored" if counts.scored_tokens else f"{counts.new_tokens:,} new"
+    )
     lines.append(
-        f"{counts.prompt_tokens:,} prompt tokens, {counts.new_tokens:,} new tokens"
+        f"{counts.prompt_tokens:,} prompt tokens, {new} tokens"
         + (f", {seconds:.1f} s ({_rate(finished):,.0f} tokens/s)" if seconds else "")
     )
+    lines += [_figure(name, finished.metrics) for name in finished.metrics if name[-6:] != "stderr"]
     return "\n".join([*lines, f"output in {output}"])
+
+
+def _figure(name: str, metrics: Mapping[str, float]) -> str:
+    """A figure of the whole set, with its standard error where it has one."""
+    error = metrics.get(f"{name}_stderr")
+    said = name.replace("_", " ").replace("pmi", "PMI")
+    return f"{said} {metrics[name]:.4g}" + (f" ± {error:.2g}" if error is not None else "")
 
 
 def _record(finished: Finished, output: str) -> dict[str, object]:
@@ -160,9 +172,10 @@ def _record(finished: Finished, output: str) -> dict[str, object]:
         "tokens_per_s": _rate(finished),
         "rows_kept": finished.num_kept,
         **finished.counts.record(),
+        "metrics": {name: finite(value) for name, value in finished.metrics.items()},
     }
 
 
 def _rate(finished: Finished) -> float:
-    """New tokens a second, of this run alone."""
-    return finished.new_tokens / finished.seconds if finished.seconds else 0.0
+    """Tokens a second, of this run alone."""
+    return finished.num_tokens / finished.seconds if finished.seconds else 0.0

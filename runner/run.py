@@ -17,12 +17,14 @@ from jobs.folder import (
     sweep_drafts,
 )
 from jobs.job import Job
+from jobs.metrics import measure
 from jobs.output import Start, check_output, clear_output
 from jobs.plan import Plan, Shard
 from jobs.records import find_finished
 from jobs.report import Counts, ShardReport
 from jobs.stop import Stop
 from jobs.tolerance import Tolerance
+from runner.error_budget import ErrorBudget, say_codes
 from runner.laps import Laps
 from runner.manifest import Intent, describe_job, refuse_other_job, write_intent, write_manifest
 from runner.plan import make_plan
@@ -53,12 +55,14 @@ class Finished:
     "Of all shards."
     seconds: float
     "Wall clock of this run, from the start of Ray to the last part."
-    new_tokens: int
-    "Of this run alone."
+    num_tokens: int
+    "New ones, or scored ones with what precedes them; of this run alone."
     num_kept: int
     "Rows that an earlier run has answered."
     stages: Mapping[str, float]
     "Wall clock of what this run did, in order: imports, plan, ray, model, rows, close."
+    metrics: Mapping[str, float]
+    "Of a job that scores: perplexity and the like."
 
 
 def run_job(
@@ -89,7 +93,7 @@ def run_job(
         retried = {s for s, report in done.items() if start == "retry_failed" and report.retryable}
         todo = [shard for shard in plan.shards if shard not in done or shard in retried]
         kept = [report for shard, report in done.items() if shard not in retried]
-        errors, reported = _ErrorBudget(plan, tolerance, kept), set[Shard]()
+        errors, reported = ErrorBudget(plan, tolerance, kept), set[Shard]()
         laps.end("plan")
         if not todo:
             yield _account(plan, claim, None, done, kept, laps)
@@ -182,12 +186,13 @@ def _account(
         write_manifest(plan, seats, reports, seconds, laps.seconds)
         if counts.rows and counts.failed_rows == counts.rows:
             raise WorkerError(
-                f"{folder}: not one of {counts.rows} rows was answered: {_codes(counts)}. Look at "
-                "them with: batchwright show"
+                f"{folder}: not one of {counts.rows} rows was answered: {say_codes(counts)}. Look "
+                "at them with: batchwright show"
             )
         mark_success(folder)
     old = sum((report.counts for report in kept), Counts())
-    return Finished(counts, seconds, counts.new_tokens - old.new_tokens, old.rows, laps.seconds)
+    num_tokens, figures = counts.tokens - old.tokens, measure(plan.kind, counts)
+    return Finished(counts, seconds, num_tokens, old.rows, laps.seconds, figures)
 
 
 def _check_records(plan: Plan, reports: Sequence[ShardReport]) -> None:
@@ -199,29 +204,3 @@ def _check_records(plan: Plan, reports: Sequence[ShardReport]) -> None:
                 f"{plan.job.output}: {report.part.name} is not what its worker reported. Delete it "
                 "and go on with --resume."
             )
-
-
-class _ErrorBudget:
-    """How many rows may still be errors."""
-
-    def __init__(self, plan: Plan, tolerance: Tolerance, kept: Sequence[ShardReport]) -> None:
-        self._asked = tolerance.max_errors
-        self._most = tolerance.most_errors(plan.num_rows)
-        self._counts = Counts()
-        for report in kept:
-            self.add(report)
-
-    def add(self, report: ShardReport) -> None:
-        """Takes a finished shard. Raises WorkerError if there are now too many errors."""
-        self._counts += report.counts
-        failed = self._counts.failed_rows
-        if self._most is not None and failed > self._most:
-            raise WorkerError(
-                f"{failed} rows are errors, and --max-errors is {self._asked}: "
-                f"{_codes(self._counts)}. Mend the cause and start afresh, or allow more and go on "
-                "with --resume."
-            )
-
-
-def _codes(counts: Counts) -> str:
-    return ", ".join(f"{code} {number}" for code, number in sorted(counts.failed.items()))

@@ -17,6 +17,9 @@ from runner.words import counted
 from workers.engine import load_engine
 
 _COLUMNS = ("row_id", "text", "finish_reason", "num_prompt_tokens", "num_generated_tokens", "error")
+_SCORES = ("loglikelihood", "is_greedy", "num_scored_tokens")
+_CHOICES = ("choice_loglikelihoods", "predicted_choice", "choice_num_tokens")
+"What a list of rows that were scored has, beside row_id, num_prompt_tokens and error."
 _BY_TOKEN = ("token_ids", "logprobs", "top_ids", "top_logprobs")
 "Columns that are shown as a table with a line a token."
 _WIDTH = 60
@@ -26,25 +29,30 @@ _ALTERNATIVES = 5
 
 def show_output(folder: str, limit: int) -> None:
     """Prints how many rows there are, how they ended, how long they are, and the first few."""
-    prefix = str(_asked(folder)["output_prefix"])
+    asked = _asked(folder)
+    prefix, is_scored = str(asked["output_prefix"]), asked["scoring"] is not None
     parts = list_parts(folder)
     if not parts:
         raise OutputError(f"{folder}: no part is finished yet.")
-    tables = [read_part(path, [prefix + name for name in _COLUMNS]) for path in parts]
+    names = list(_COLUMNS)
+    if is_scored:
+        has_choices = prefix + _CHOICES[0] in part_schema(parts[0]).names
+        own = _CHOICES if has_choices else _SCORES
+        names = ["row_id", *own, "num_prompt_tokens", "error"]
+    tables = [read_part(path, [prefix + name for name in names]) for path in parts]
     rows: pd.DataFrame = (
-        pa.concat_tables(tables)
-        .rename_columns(list(_COLUMNS))
-        .to_pandas(types_mapper=pd.ArrowDtype)
+        pa.concat_tables(tables).rename_columns(names).to_pandas(types_mapper=pd.ArrowDtype)
     )
     console = _console()
     console.print(f"{counted(len(rows), 'row')} in {counted(len(parts), 'part')}\n")
-    console.print(_counts("finish_reason", rows["finish_reason"]))
+    if not is_scored:
+        console.print(_counts("finish_reason", rows["finish_reason"]))
     codes = rows["error"].dropna().map(lambda error: error["code"])
     if len(codes):
         console.print(_counts("error", codes))
     console.print(_lengths(rows))
     if limit > 0:
-        console.print(_list(rows.head(limit)))
+        console.print((_list_scores if is_scored else _list)(rows.head(limit)))
 
 
 def show_row(folder: str, row_id: int) -> None:
@@ -79,7 +87,9 @@ def _counts(name: str, values: "pd.Series[str]") -> Table:
 
 def _lengths(rows: pd.DataFrame) -> Table:
     table = _table("tokens", "total", "mean", "least", "median", "most")
-    for name in ("num_prompt_tokens", "num_generated_tokens"):
+    for name in ("num_prompt_tokens", "num_generated_tokens", "num_scored_tokens"):
+        if name not in rows:
+            continue
         lengths = rows[name].dropna().astype("int64")
         if len(lengths):
             numbers = (lengths.min(), lengths.median(), lengths.max())
@@ -106,6 +116,23 @@ def _list(rows: pd.DataFrame) -> Table:
             said if len(said) <= _WIDTH else said[:_WIDTH] + "…",
         )
     return table
+
+
+def _list_scores(rows: pd.DataFrame) -> Table:
+    values = [name for name in (*_SCORES, *_CHOICES) if name in rows]
+    table = _table("row_id", *values, "error")
+    for row in rows.to_dict("records"):
+        error = row["error"]
+        said = f"{error['code']}: {error['message']}" if isinstance(error, dict) else ""
+        cells = ["" if said else _short(row[name]) for name in values]
+        table.add_row(str(row["row_id"]), *cells, said[:_WIDTH] + "…" * (len(said) > _WIDTH))
+    return table
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "  ".join(map(_short, value)) if isinstance(value, list) else str(value)
 
 
 def _find_row(folder: str, column: str, row_id: int) -> tuple[dict[str, object], dict[str, str]]:

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,10 @@ from click.testing import CliRunner
 from running import echo_job, write_prompts
 
 from jobs.completion import ErrorCode
+from jobs.metrics import measure
+from jobs.report import Counts
 from jobs.schema import output_schema
+from jobs.scoring import PREDICTIONS, Scoring
 from runner.cli import batchwright
 from runner.plan import make_plan
 
@@ -91,13 +95,27 @@ def test_links_lead_somewhere() -> None:
 def test_every_column_error_code_and_finish_reason_is_documented(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "output.md").read_text("utf-8")
     source = write_prompts(tmp_path / "in.parquet", ["a"])
-    schema = output_schema(
-        make_plan(echo_job(source, tmp_path / "o", logprobs=1, output_logits=True))
-    )
+    choices = write_prompts(tmp_path / "more.parquet", ["a"], choices=[["b"]])
+    jobs = [
+        echo_job(source, tmp_path / "o", logprobs=1, output_logits=True),
+        echo_job(source, tmp_path / "o", scoring=Scoring("prompt", token_logprobs=True)),
+        echo_job(choices, tmp_path / "o", scoring=Scoring(context_column="prompt", pmi=True)),
+    ]
 
-    for name in [*schema.names, *get_args(ErrorCode)]:
-        if name not in ("id", "prompt"):
-            assert f"`{name}`" in text, name
+    names = [name for job in jobs for name in output_schema(make_plan(job)).names]
+    for name in {*names, *get_args(ErrorCode)} - {"id", "prompt", "choices"}:
+        assert f"`{name}`" in text, name
+
+
+def test_every_figure_of_a_set_is_documented() -> None:
+    text = (ROOT / "docs" / "output.md").read_text("utf-8")
+    counts = Counts(
+        rows=2, scored_tokens=1, scored_bytes=1, scored_words=1,
+        labelled=Counter(dict.fromkeys(PREDICTIONS, 1)),
+    )  # fmt: skip
+
+    for name in {**measure("continuations", counts), **measure("choices", counts)}:
+        assert f"`{name}`" in text, name
 
 
 def test_every_argument_of_generate_is_documented() -> None:

@@ -22,7 +22,9 @@ from jobs.job import Job, Packing
 from jobs.model import ModelRef
 from jobs.plan import Plan
 from jobs.sampling import Sampling
+from jobs.scoring import Scoring
 from jobs.tolerance import Tolerance
+from runner.flags import FLAGS, Flag
 from runner.manifest import (
     Intent,
     describe_job,
@@ -31,7 +33,7 @@ from runner.manifest import (
     refuse_other_job,
     write_intent,
 )
-from runner.options import FLAGS, Flag, read_job
+from runner.options import read_job
 from runner.plan import make_plan
 
 FIELDS = {flag.field for flag in FLAGS if flag.owner not in (Placement, Tolerance)}
@@ -46,7 +48,7 @@ CHANGES: dict[str, tuple[dict[str, object], set[str]]] = {
     "prompt_column": ({"prompt_column": "other"}, {"prompt_column"}),
     "token_ids_column": (
         {"prompt_column": None, "token_ids_column": "ids"},
-        {"kind", "prompt_column"},
+        {"kind", "prompt_column", "token_ids_column"},
     ),
     "add_special_tokens": ({"add_special_tokens": "no"}, {"add_special_tokens"}),
     "max_model_len": ({"max_model_len": 100}, {"max_model_len"}),
@@ -77,6 +79,41 @@ CHANGES: dict[str, tuple[dict[str, object], set[str]]] = {
     "logits_budget_bytes": ({"logits_budget_bytes": 2**20}, {"logits_budget"}),
 }
 
+SCORED: dict[str, tuple[dict[str, object], dict[str, object], set[str]]] = {
+    "text_column": ({"text_column": "prompt"}, {"text_column": "other"}, {"text_column"}),
+    "context_column": (
+        {"context_column": "prompt", "continuation_column": "other"},
+        {"context_column": "other", "continuation_column": "other"},
+        {"context_column"},
+    ),
+    "continuation_column": (
+        {"context_column": "prompt", "continuation_column": "other"},
+        {"context_column": "prompt", "continuation_column": "prompt"},
+        {"continuation_column"},
+    ),
+    "choices_column": (
+        {"context_column": "prompt", "choices_column": "texts"},
+        {"context_column": "prompt", "choices_column": "more"},
+        {"choices_column"},
+    ),
+    "label_column": (
+        {"context_column": "prompt", "choices_column": "texts"},
+        {"context_column": "prompt", "choices_column": "texts", "label_column": "id"},
+        {"label_column"},
+    ),
+    "pmi": (
+        {"context_column": "prompt", "choices_column": "texts"},
+        {"context_column": "prompt", "choices_column": "texts", "pmi": True},
+        {"pmi"},
+    ),
+    "token_logprobs": (
+        {"text_column": "prompt"},
+        {"text_column": "prompt", "token_logprobs": True},
+        {"token_logprobs"},
+    ),
+}
+"Each field of Scoring: how rows are scored, how else, and the names that then differ."
+
 EXEMPT = {
     "engine": "another engine needs a model of its own, and has a test of its own",
     "revision": "only a hub's model has any, and then other files: seen through their hashes",
@@ -90,8 +127,8 @@ EXEMPT = {
 
 # Values that ask for what is done anyway: the usual job, or the torch job where a model is needed.
 NEUTRAL: dict[str, dict[str, object]] = {
-    "all columns by name": {"keep": ("id", "prompt", "other", "ids")},
-    "one column twice": {"keep": ("id", "prompt", "other", "ids", "id")},
+    "all columns by name": {"keep": ("id", "prompt", "other", "ids", "texts", "more")},
+    "one column twice": {"keep": ("id", "prompt", "other", "ids", "texts", "more", "id")},
     "a limit beyond the rows": {"limit": 100},
     "the model's own length": {"max_model_len": 8192},
     "rows per shard as they would be": {"rows_per_shard": 4},
@@ -109,7 +146,8 @@ NEUTRAL: dict[str, dict[str, object]] = {
 def write_input(path: Path, num_rows: int = 3) -> Path:
     texts = ["abc", "de", "f", "gh"][:num_rows]
     ids = pa.array([list(text.encode()) for text in texts], pa.list_(pa.int64()))
-    return write_prompts(path, texts, other=texts[::-1], ids=ids)
+    lists = pa.array([["a", "b"]] * num_rows)
+    return write_prompts(path, texts, other=texts[::-1], ids=ids, texts=lists, more=lists)
 
 
 @pytest.fixture
@@ -183,8 +221,29 @@ def test_what_computes_attention_is_seen_as_it_was_settled(
 
 
 def test_every_field_of_a_job_is_changed_below_or_exempt_with_a_reason() -> None:
-    assert set(CHANGES) | set(EXEMPT) == FIELDS
+    assert set(CHANGES) | set(EXEMPT) | set(SCORED) == FIELDS
     assert not set(CHANGES) & set(EXEMPT)
+
+
+@pytest.mark.parametrize("field", SCORED)
+def test_whatever_can_change_a_score_is_found_and_named(
+    tmp_path: Path, source: Path, field: str
+) -> None:
+    before, after, expected = SCORED[field]
+
+    def job(scoring: dict[str, object]) -> Job:
+        return usual_job(source, tmp_path / "out", prompt_column=None, scoring=Scoring(**scoring))
+
+    assert before.get(field) != after[field]
+    assert names(differences(job(before), job(after))) == expected
+
+
+def test_to_score_is_another_job_than_to_answer(tmp_path: Path, source: Path) -> None:
+    scored = usual_job(
+        source, tmp_path / "out", prompt_column=None, scoring=Scoring(text_column="prompt")
+    )
+
+    assert "kind" in names(differences(usual_job(source, tmp_path / "out"), scored))
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -371,8 +430,8 @@ def test_where_a_job_runs_is_no_part_of_it(flag: Flag) -> None:
     values |= {"model": "demo", "max_new_tokens": 3}
     changed = {"address": "host:1", "max_errors": "5%"}.get(flag.field, 1)
 
-    then, *there = read_job("in", "out", values)
-    now, *here = read_job("in", "out", values | {flag.key: changed})
+    then, *there = read_job("run", "in", "out", values)
+    now, *here = read_job("run", "in", "out", values | {flag.key: changed})
 
     assert there != here
     assert then == now
@@ -405,7 +464,8 @@ def test_a_difference_is_said_with_both_values_and_the_remedy(tmp_path: Path, so
 
     assert said == (
         f"{tmp_path}/out: holds rows of another job, and the two must not mix: temperature was "
-        '0.0, is now 0.7; kept_columns was ["id", "prompt", "other", "ids"], is now ["id"]. Give '
+        '0.0, is now 0.7; kept_columns was ["id", "prompt", "other", "ids", "texts", "more"], is '
+        'now ["id"]. Give '
         "what was given then, choose a new folder, or delete this one's rows with --overwrite."
     )
 

@@ -11,14 +11,16 @@ from cluster.placement import Placement
 from jobs.errors import SettingError
 from jobs.job import Job, Packing
 from jobs.model import ModelRef
-from jobs.sampling import Sampling
+from jobs.sampling import NOTHING_DRAWN, Sampling
+from jobs.scoring import Scoring
 from jobs.tolerance import Tolerance
 from runner.cli import batchwright
-from runner.options import FLAGS, read_job
+from runner.flags import COMMANDS, FLAGS
+from runner.options import job_options, read_job
 
-OWNERS = (ModelRef, Sampling, Packing, Job, Placement, Tolerance)
-ELSEWHERE = {"input", "output", "model", "sampling", "packing"}
-"""Fields of Job that are no flags: two arguments, and three dataclasses with flags of their own."""
+OWNERS = (ModelRef, Sampling, Scoring, Packing, Job, Placement, Tolerance)
+ELSEWHERE = {"input", "output", "model", "sampling", "scoring", "packing"}
+"""Fields of Job that are no flags: two arguments, and four dataclasses with flags of their own."""
 
 
 def values(**given: object) -> dict[str, object]:
@@ -39,11 +41,12 @@ def test_every_field_has_a_flag_and_every_flag_a_field(owner: type) -> None:
     assert {flag.field for flag in FLAGS if flag.owner is owner} == fields
 
 
-def test_every_flag_has_help_and_shows_its_default() -> None:
-    help_text = CliRunner().invoke(batchwright, ["run", "--help"]).output
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_help_and_shows_its_default(command: str) -> None:
+    help_text = CliRunner().invoke(batchwright, [command, "--help"]).output
     words = " ".join(help_text.split())
 
-    for flag in FLAGS:
+    for flag in COMMANDS[command]:
         assert flag.help, flag.names
         for name in flag.names:
             assert name.split("/")[0] in words
@@ -51,15 +54,31 @@ def test_every_flag_has_help_and_shows_its_default() -> None:
 
 
 def test_unset_flags_are_the_dataclasses_own_defaults() -> None:
-    job, placement, tolerance = read_job("in", "out", values())
+    job, placement, tolerance = read_job("run", "in", "out", values())
 
     assert job == Job("in", "out", ModelRef("demo"), Sampling(3))
     assert (placement, tolerance) == (Placement(), Tolerance())
 
 
+def test_what_scores_draws_nothing() -> None:
+    job, *_ = read_job("score", "in", "out", values(text_column="t", pmi=True))
+
+    assert job == Job(
+        "in", "out", ModelRef("demo"), NOTHING_DRAWN, Scoring(text_column="t", pmi=True)
+    )
+
+
+def test_a_key_of_another_command_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('model = "demo"\ntemperature = 0\n')
+
+    with pytest.raises(click.BadParameter, match="score has no key 'temperature'"):
+        parse("--config", str(path), name="score")
+
+
 def test_given_flags_reach_their_fields() -> None:
     job, placement, tolerance = read_job(
-        "in", "out",
+        "run", "in", "out",
         values(threads_per_worker=2, top_p=0.5, stop_token_id=(4, 5), keep=("a",), rows_per_batch=8,
                logprobs=0, num_workers=3, max_errors="5%"),
     )  # fmt: skip
@@ -73,7 +92,7 @@ def test_given_flags_reach_their_fields() -> None:
 
 def test_a_bad_value_is_refused_in_the_words_of_its_field() -> None:
     with pytest.raises(SettingError, match=r"top_p must be between 0 and 1, got 2.0\."):
-        read_job("in", "out", values(top_p=2.0))
+        read_job("run", "in", "out", values(top_p=2.0))
 
 
 @pytest.mark.parametrize(
@@ -92,17 +111,13 @@ def test_what_is_no_size_is_refused() -> None:
         flag.value_type.convert("much", None, None)
 
 
-def parse(*arguments: str) -> dict[str, object]:
-    """What a command with all flags is called with."""
-    from runner.config import load_config
-    from runner.options import job_flags
-
+def parse(*arguments: str, name: str = "run") -> dict[str, object]:
+    """What a command that runs a job is called with."""
     seen: dict[str, object] = {}
 
-    @click.command()
-    @click.option("--config", is_eager=True, expose_value=False, callback=load_config)
-    @job_flags
-    def command(**given: object) -> None:
+    @click.command(name)
+    @job_options(name)
+    def command(ctx: click.Context, /, **given: object) -> None:
         seen.update(given)
 
     result = CliRunner().invoke(command, list(arguments), standalone_mode=False)
@@ -129,7 +144,7 @@ def test_a_configuration_file_with_an_unknown_key_is_refused(tmp_path: Path) -> 
     path = tmp_path / "job.toml"
     path.write_text('model = "demo"\ntemprature = 0.5\n')
 
-    with pytest.raises(click.BadParameter, match="no key 'temprature'"):
+    with pytest.raises(click.BadParameter, match="run has no key 'temprature'"):
         parse("--config", str(path))
 
 

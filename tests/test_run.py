@@ -107,7 +107,7 @@ def test_a_second_run_is_refused_and_overwriting_starts_afresh(tmp_path: Path) -
     afresh = batchwright(*command, "--overwrite", "-q", cwd=tmp_path)
 
     assert first.returncode == 0, first.stderr
-    assert "nothing to do: there are no rows to answer" in first.stderr
+    assert "nothing to do: there are no rows" in first.stderr
     assert again.returncode == 4
     assert "the folder is not empty" in again.stderr
     assert afresh.returncode == 0

@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 from jobs.model import ModelFacts
 from jobs.sampling import SamplingDefaults
+from jobs.scoring import ScoreRequest
 from workers.generate import generate, open_pipeline
 from workers.model import scoring
 from workers.model.kernels import Kernels, load_kernels
 from workers.model.kv_cache import PAGE
 from workers.model.opening import open_ragged
-from workers.model.scoring import plan_nodes
-from workers.pipeline import PipelineLimits, ScoreRequest, ScoringPipeline, TokenScores
+from workers.model.prefixes import plan_nodes
+from workers.pipeline import PipelineLimits, ScoringPipeline, TokenScores
 from workers.score import score
 
 VOCAB = 64

@@ -12,8 +12,10 @@ STORY = [
     ("cluster/process.py", "run_shard", "run_shard"),
     ("workers/worker.py", "run_shard", "_write"),
     ("workers/worker.py", "_write", "_answer"),
-    ("workers/worker.py", "_generate", "_run"),
+    ("workers/worker.py", "_generate", "_run_beside"),
+    ("workers/worker.py", "_run_beside", "_run"),
     ("workers/worker.py", "_run", "generate"),
+    ("workers/worker.py", "_run", "score"),
 ]
 RUN_JOB = [
     "check_output",

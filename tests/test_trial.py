@@ -113,7 +113,7 @@ def test_chance_is_blamed_on_no_row_and_changes_nothing() -> None:
 def test_a_shard_that_is_lost_again_and_again_without_a_culprit_is_given_up() -> None:
     trial = Trial(Shard(7, 0, 4))
 
-    with pytest.raises(WorkerError, match=r"shard 7 is lost again and again.*--rows-per-batch"):
+    with pytest.raises(WorkerError, match=r"shard 7 is lost again and again.*--rows-per-shard"):
         for _ in range(100):
             if trial.rows_to_try is None:
                 trial.lost("died", "out of luck")

@@ -265,11 +265,11 @@ def test_penalties_and_masks_take_logprobs_away_from_their_logits(
                 put("cumulative_logprob", 0, lambda value: value + 1e-3),
             ),
             f"row 0: logprobs add up to {NUMBER}, cumulative_logprob is {NUMBER}.\n"
-            f"row 0: the logprob of new token 1 is {NUMBER}, and its logits say {NUMBER}.",
+            f"row 0: the logprob of token 1 is {NUMBER}, and its logits say {NUMBER}.",
         ),
         (
             nudge_with_sum,
-            f"row 0: the logprob of new token 1 is {NUMBER}, and its logits say {NUMBER}.",
+            f"row 0: the logprob of token 1 is {NUMBER}, and its logits say {NUMBER}.",
         ),
         (
             put("cumulative_logprob", 1, lambda value: value + 1e-6),
@@ -277,7 +277,7 @@ def test_penalties_and_masks_take_logprobs_away_from_their_logits(
         ),
         (
             nudge_logit_of_first_token,
-            f"row 0: the logprob of new token 0 is {NUMBER}, and its logits say {NUMBER}.",
+            f"row 0: the logprob of token 0 is {NUMBER}, and its logits say {NUMBER}.",
         ),
         (put("finish_reason", 0, "tired"), "row 0: finish_reason is 'tired'."),
         (

@@ -9,13 +9,13 @@ import torch
 
 from jobs.completion import Capture
 from jobs.model import ModelFacts
+from jobs.scoring import ScoreRequest
 from workers.model.kernels import Kernels
 from workers.model.sampling import Sampler
 from workers.pipeline import (
     PipelineLimits,
     RowContext,
     RowSlots,
-    ScoreRequest,
     StepOutput,
     TokenScores,
 )
@@ -60,14 +60,14 @@ class SampledPipeline:
         *,
         device: torch.device,
         make_forward: Callable[[Sequence[RowContext], Turns | None], Forward],
-        score: Callable[[Sequence[ScoreRequest], int], list[TokenScores]],
+        score: Callable[[Sequence[ScoreRequest], int, bool], list[TokenScores]],
         kernels: Kernels | None = None,
         capture_graphs: Callable[[], bool] | None = None,
     ) -> None:
         """make_forward: claims what a model needs for the rows of a batch, or raises.
 
         Its second argument says how many rows are live at a time; None means that all are.
-        score: scores requests, with so many alternatives a token.
+        score: scores requests, with so many alternatives a token, and with logits or without.
         capture_graphs: captures steps as device graphs, if it can. None: there are none to capture.
         """
         self.graph_capture_ready = False
@@ -87,9 +87,11 @@ class SampledPipeline:
         if self._capture_graphs is not None:
             self.graph_capture_ready = self._capture_graphs()
 
-    def score(self, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+    def score(
+        self, requests: Sequence[ScoreRequest], num_top: int, *, keeps_logits: bool = False
+    ) -> list[TokenScores]:
         """Scores requests that are valid, in their order, with num_top alternatives a token."""
-        return self._score(requests, num_top)
+        return self._score(requests, num_top, keeps_logits)
 
     @property
     def num_open_rows(self) -> int:

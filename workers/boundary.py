@@ -7,7 +7,7 @@ start as the context alone is long.
 
 from collections.abc import Callable, Sequence
 
-from workers.pipeline import ScoreRequest
+from jobs.scoring import ScoreRequest
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 "Token ids of texts, without special tokens."

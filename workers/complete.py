@@ -1,12 +1,16 @@
 """A batch of prompts through a BatchPipeline: what the engines with a pipeline have in common."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from jobs.completion import Capture, Completion, RowError
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
+from jobs.scoring import Inquiry, Score, Scores
 from workers.generate import GenerateIterator
-from workers.pipeline import BatchPipeline, RowContext
+from workers.pipeline import BatchPipeline, RowContext, ScoringPipeline, TokenScores
 from workers.turns import Turns
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str | None]]
@@ -65,6 +69,70 @@ def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | Non
         top_logprobs=record.top_logprobs(row) if has_alternatives else None,
         logits=record.logits(row) if record.capture.logits else None,
     )
+
+
+def score_batch(
+    pipeline: ScoringPipeline, prompts: Sequence[Prompt], capture: Capture
+) -> list[Completion]:
+    """Scores prompts that have an inquiry, in one call. Returns a completion each, in order."""
+    inquiries = []
+    for prompt in prompts:
+        assert prompt.inquiry is not None, f"row {prompt.row_id} asks for nothing"
+        inquiries.append(prompt.inquiry)
+    requests = [request for inquiry in inquiries for request in inquiry.requests]
+    found = iter(pipeline.score(requests, 0, keeps_logits=capture.logits))
+    return [
+        _complete_scores(prompt, inquiry, capture, found)
+        for prompt, inquiry in zip(prompts, inquiries, strict=True)
+    ]
+
+
+def _complete_scores(
+    prompt: Prompt, inquiry: Inquiry, capture: Capture, found: Iterator[TokenScores]
+) -> Completion:
+    """Takes the row's scores from those that are found, in the order of its requests."""
+    targets = [[next(found) for _ in target.requests] for target in inquiry.targets]
+    others = [[next(found) for _ in target.requests] for target in inquiry.unconditional]
+    parts = [part for target in targets for part in target]
+    num_prompt_tokens = len(prompt.token_ids or ())
+    if any(np.isnan(part.logprobs).any() for target in targets + others for part in target):
+        message = "The logits of a token that is scored are not finite."
+        return failed(prompt, RowError("generate", "nan_logits", message), num_prompt_tokens)
+    has_tokens = capture.logprobs is not None
+    ids = [token_id for t in inquiry.targets for r in t.requests for token_id in r.scored_ids]
+    return Completion(
+        row_id=prompt.row_id,
+        seed=prompt.seed,
+        finish_reason=None,
+        num_prompt_tokens=num_prompt_tokens,
+        truncated=prompt.truncated,
+        token_ids=np.array(ids, np.int32) if has_tokens else None,
+        logprobs=np.concatenate([part.logprobs for part in parts]) if has_tokens else None,
+        logits=_joined([part.logits for part in parts]) if capture.logits else None,
+        scores=Scores(
+            targets=tuple(
+                Score(
+                    loglikelihood=_sum(scores),
+                    is_greedy=all(part.is_greedy for part in scores),
+                    num_tokens=target.num_tokens,
+                    num_bytes=target.num_bytes,
+                    num_words=target.num_words,
+                )
+                for target, scores in zip(inquiry.targets, targets, strict=True)
+            ),
+            unconditional=tuple(map(_sum, others)),
+            label=inquiry.label,
+        ),
+    )
+
+
+def _sum(scores: Sequence[TokenScores]) -> float:
+    return float(sum(part.loglikelihood for part in scores))
+
+
+def _joined(logits: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    """One after the other; one alone is handed on where it lies."""
+    return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
 
 def failed(prompt: Prompt, error: RowError, num_prompt_tokens: int | None = None) -> Completion:

@@ -97,6 +97,9 @@ class Engine(Protocol):
         turns: how many rows are live at a time. None: all.
         """
 
+    def score(self, prompts: Sequence[Prompt], capture: Capture) -> list[Completion]:
+        """Scores what prompts ask for, in order."""
+
 
 def load_engine(name: str) -> type[Engine]:
     """The class of an engine. Raises SettingError if there is none of that name."""

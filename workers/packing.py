@@ -3,6 +3,7 @@
 fixed    longest first, so that rows of a batch end together; put in order at the end
 refill   longest first too, and all in one batch, in which rows take turns
 logits   in input order, so that each batch can be written when it ends, while the next one runs
+scores   all in one, so that what rows share is run once
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from jobs.job import Packing
 from jobs.lessons import Lessons
 from jobs.plan import Plan
 from jobs.prompt import Prompt
+from jobs.scoring import Inquiry
 from workers.turns import Turns
 
 
@@ -34,6 +36,10 @@ def pack_shard(
 ) -> list[list[int]]:
     """Batches of the places in prompts that are wanted and can be run."""
     runnable = [place for place in sorted(wanted) if prompts[place].error is None]
+    if plan.job.scoring is not None:
+        inquiries = [prompts[place].inquiry or Inquiry(()) for place in runnable]
+        cut = _pack_inquiries(plan, inquiries, lessons.halvings)
+        return [[runnable[number] for number in batch] for batch in cut]
     lengths = [len(prompts[place].token_ids or ()) for place in runnable]
     most = plan.sampling.max_new_tokens
     batches = pack_rows(
@@ -42,6 +48,19 @@ def pack_shard(
         bulky_bytes_per_token=plan.bulky_bytes_per_token,
     )
     return [[runnable[number] for number in batch] for batch in batches]
+
+
+def _pack_inquiries(plan: Plan, inquiries: Sequence[Inquiry], halvings: int) -> list[list[int]]:
+    packing = plan.batch_packing(halvings)
+    if plan.bulky_bytes_per_token:
+        sizes = [
+            RowSize(0, sum(request.num_scored for request in inquiry.requests))
+            for inquiry in inquiries
+        ]
+        return pack_rows(sizes, packing, bulky_bytes_per_token=plan.bulky_bytes_per_token)
+    most = packing.rows_per_batch if halvings else max(len(inquiries), 1)
+    places = range(len(inquiries))
+    return [list(places[start : start + most]) for start in places[::most]]
 
 
 def find_turns(plan: Plan, lessons: Lessons) -> Turns | None:

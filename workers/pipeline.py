@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jobs.completion import Capture
 from jobs.errors import SettingError
 from jobs.sampling import RowSampling, SamplingDefaults
+from jobs.scoring import ScoreRequest
 from workers.turns import Turns
 
 
@@ -137,15 +138,6 @@ class BatchPipeline(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """Tokens that are given: how likely are those behind the context?"""
-
-    token_ids: tuple[int, ...]
-    num_context: int
-    "Tokens at the beginning that are not scored; at least 1, since the first follows nothing."
-
-
-@dataclass(frozen=True, slots=True)
 class TokenScores:
     """The scores of a request's T tokens behind its context, with K alternatives each."""
 
@@ -157,6 +149,8 @@ class TokenScores:
     "[T, K], most likely first."
     top_logprobs: npt.NDArray[np.float32]
     "[T, K], nats."
+    logits: npt.NDArray[np.float32]
+    "[T, V], raw; [T, 0] where they were not asked for."
 
     @property
     def loglikelihood(self) -> float:
@@ -181,7 +175,9 @@ class ScoringPipeline(Protocol):
     def vocab_size(self) -> int:
         """V, the width of the logits."""
 
-    def score(self, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+    def score(
+        self, requests: Sequence[ScoreRequest], num_top: int, *, keeps_logits: bool = False
+    ) -> list[TokenScores]:
         """Scores requests that are valid, in their order. num_top: K."""
 
 

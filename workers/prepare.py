@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from jobs.completion import ErrorCode, RowError
-from jobs.kinds import KINDS
 from jobs.plan import Plan
 from jobs.prompt import Prompt
 from workers.engine import Engine
+from workers.questions import prepare_questions
 
 
 def prepare_prompts(plan: Plan, engine: Engine, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Gives each prompt its token ids, or an error. In order, one for one."""
+    if plan.job.scoring is not None:
+        return prepare_questions(plan, engine, prompts)
     texts = [prompt for prompt in prompts if prompt.text is not None]
     encoded: dict[int, tuple[int, ...]] = {}
     if texts:
@@ -74,8 +76,7 @@ def _fit(plan: Plan, prompt: Prompt, token_ids: tuple[int, ...]) -> Prompt:
 
 def _added(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the tokenizer has put before and after the text of each prompt."""
-    is_text = KINDS[plan.kind].needs_tokenizer
-    if not is_text or plan.job.add_special_tokens == "no":
+    if not plan.reads_text or plan.job.add_special_tokens == "no":
         return (), ()
     return plan.facts.added_token_ids
 

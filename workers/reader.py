@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from jobs.kinds import KINDS
+from jobs.kinds import KINDS, SCORED_KINDS
 from jobs.lessons import Lessons
 from jobs.plan import Plan, Shard
 from jobs.prompt import Prompt, read_prompts
@@ -70,14 +70,16 @@ class ShardReader:
         with clock.stage("read"):
             rows = self._read_rows(shard)
             prompts = read_prompts(
-                KINDS[plan.kind],
-                rows.column(plan.prompt_column),
+                (KINDS | SCORED_KINDS)[plan.kind],
+                {field: rows.column(name) for field, name in plan.prompt_columns.items()},
                 first_row_id=shard.start,
                 job_seed=plan.job.sampling.seed,
             )
         for row_id, error in lessons.errors:
             place = row_id - shard.start
-            prompts[place] = dataclasses.replace(prompts[place], text=None, error=error)
+            prompts[place] = dataclasses.replace(
+                prompts[place], text=None, question=None, error=error
+            )
         with clock.stage("tokenize"):
             places = sorted(wanted)
             ready = prepare_prompts(plan, self._engine, [prompts[place] for place in places])

@@ -17,8 +17,9 @@ from itertools import repeat
 from typing import SupportsIndex
 
 from jobs.sampling import as_integer
+from jobs.scoring import ScoreRequest
 from workers.arguments import Rows, check_ids, read_rows
-from workers.pipeline import BatchPipeline, ScoreRequest, ScoringPipeline, TokenScores
+from workers.pipeline import BatchPipeline, ScoringPipeline, TokenScores
 
 __all__ = ["TokenScores", "score"]
 

@@ -188,7 +188,7 @@ class Worker:
         """Runs one batch and adds its completions to answered, by place."""
         batch = [prompts[place] for place in places]
         try:
-            completions, slot_steps = self._run(batch, find_turns(self._plan, lessons))
+            completions, slot_steps = self._run_beside(batch, find_turns(self._plan, lessons))
         except Exception as error:
             if len(places) > 1 or not is_out_of_memory(error):
                 raise
@@ -197,17 +197,25 @@ class Worker:
         answered.update(zip(places, completions, strict=True))
         return Counts(batches=1, slot_steps=slot_steps)
 
-    def _run(self, batch: Sequence[Prompt], turns: Turns | None) -> tuple[list[Completion], int]:
-        job, sampling = self._plan.job, self._plan.sampling
-        capture = Capture(job.logprobs, job.output_logits)
+    def _run_beside(
+        self, batch: Sequence[Prompt], turns: Turns | None
+    ) -> tuple[list[Completion], int]:
         if self._behind.is_busy:
             try:
-                return self._engine.generate(batch, sampling, capture, turns)
+                return self._run(batch, turns)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
             self._behind.finish()  # What is being written holds memory that the batch may need.
             free_memory()
+        return self._run(batch, turns)
+
+    def _run(self, batch: Sequence[Prompt], turns: Turns | None) -> tuple[list[Completion], int]:
+        job, sampling = self._plan.job, self._plan.sampling
+        if job.scoring is not None:
+            capture = Capture(0 if job.scoring.token_logprobs else None, job.output_logits)
+            return self._engine.score(batch, capture), 0
+        capture = Capture(job.logprobs, job.output_logits)
         return self._engine.generate(batch, sampling, capture, turns)
 
 

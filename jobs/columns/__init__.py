@@ -1,6 +1,18 @@
 """How completions become columns of a part: one file a column, or a few that belong together."""
 
-from jobs.columns import ending, error, logits, logprobs, row, text, tokens
+from jobs.columns import (
+    choices,
+    context,
+    ending,
+    error,
+    logits,
+    logprobs,
+    row,
+    scores,
+    text,
+    token_scores,
+    tokens,
+)
 from jobs.columns.column import Column
 
 COLUMNS: dict[str, Column] = {
@@ -13,3 +25,14 @@ COLUMNS: dict[str, Column] = {
     "error": error.COLUMN,
 }
 "In the order of the part; the input's own columns stand after the first."
+
+SCORE_COLUMNS: dict[str, Column] = {
+    "row": row.COLUMN,
+    "scores": scores.COLUMN,
+    "choices": choices.COLUMN,
+    "context": context.COLUMN,
+    "token_scores": token_scores.COLUMN,
+    "logits": logits.COLUMN,
+    "error": error.COLUMN,
+}
+"The same for a job that scores."

@@ -1,4 +1,4 @@
-"""Raw logits, a row of the vocabulary's width for each new token."""
+"""Raw logits, a row of the vocabulary's width for each token that is new or was scored."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,13 @@ def _vector(plan: Plan) -> pa.DataType:
 def _fields(plan: Plan) -> list[pa.Field]:
     if not plan.job.output_logits:
         return []
+    which = "new token" if plan.job.scoring is None else "token that was scored"
     return [
         output_field(
             "logits",
             # A plain list's int32 offsets overflow at 2**31 numbers: 43,690 tokens of 49,152.
             pa.large_list(pa.field("element", _vector(plan), nullable=False)),
-            "raw output of the model for each new token, before penalties, masks and temperature",
+            f"raw output of the model for each {which}, before penalties, masks and temperature",
             storage="plain",
         )
     ]

@@ -1,10 +1,17 @@
-"""How a row becomes a prompt: one file a kind, each listed here."""
+"""How rows hold what is asked: kinds of prompts, and kinds of what is scored."""
 
-from jobs.kinds import text, token_ids
+from jobs.kinds import prompts, questions
 from jobs.kinds.kind import Kind
 
 KINDS: dict[str, Kind] = {
-    "prompt_column": text.KIND,
-    "token_ids_column": token_ids.KIND,
+    "text prompts": prompts.TEXT,
+    "token id prompts": prompts.TOKEN_IDS,
 }
-"By the job's field that names the kind's column."
+"Of rows that are answered, by name."
+
+SCORED_KINDS: dict[str, Kind] = {
+    "texts": questions.TEXT,
+    "continuations": questions.CONTINUATION,
+    "choices": questions.CHOICES,
+}
+"Of rows that are scored, by name."

@@ -1,26 +1,39 @@
-"""The shape of a kind: which column it wants, and how a value of it is read."""
+"""The shape of a kind: which columns it wants, and how their cells are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from jobs.completion import RowError
+from jobs.scoring import Given, Question
 
-PromptValue = str | tuple[int, ...] | RowError
-"""What a row's cell holds: text, token ids, or the reason why it is neither."""
+PromptValue = Given | Question | RowError
+"""What a row holds: text, token ids, what is to be scored, or the reason why it is none of them."""
+
+Columns = Mapping[str, pa.ChunkedArray]
+"By the job's field that names the column."
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What one of a kind's columns must hold."""
+
+    default_column: str | None
+    "The column that is taken, by exact name, when the job names none. None: none is taken."
+    wanted: str
+    "What the column must hold, in words."
+    accepts: Callable[[pa.DataType], bool]
+    "True if a column of this type can be read."
+    holds_text: Callable[[pa.DataType], bool]
+    "True if a tokenizer is needed for what such a column holds."
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way for a row to hold a prompt."""
+    """One way for rows to hold what is asked."""
 
-    default_column: str
-    "The column that is taken, by exact name, when the job names none."
-    wanted: str
-    "What the column must hold, in words."
-    needs_tokenizer: bool
-    accepts: Callable[[pa.DataType], bool]
-    "True if a column of this type can be read."
-    read: Callable[[pa.ChunkedArray], list[PromptValue]]
+    columns: Mapping[str, Cells]
+    "By the job's field that names the column. Those without a default may be absent."
+    read: Callable[[Columns], list[PromptValue]]
     "One value for each row, in order. Never raises for a bad cell."

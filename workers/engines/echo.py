@@ -17,12 +17,13 @@ from jobs.errors import ModelError
 from jobs.model import Device, KernelChoice, ModelFacts, ModelRef
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling, SamplingDefaults
+from jobs.scoring import ScoreRequest
 from workers.batch import SampledPipeline
-from workers.complete import complete_batch
+from workers.complete import complete_batch, score_batch
 from workers.engine import Capabilities
 from workers.engines import faults
 from workers.model.readout import Readout
-from workers.pipeline import PipelineLimits, RowContext, ScoreRequest, TokenScores
+from workers.pipeline import PipelineLimits, RowContext, TokenScores
 from workers.turns import Turns
 
 VOCAB_SIZE = 257
@@ -121,6 +122,12 @@ class EchoEngine:
             faults.play_faults(prompts, turns)
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode, turns)
 
+    def score(self, prompts: Sequence[Prompt], capture: Capture) -> list[Completion]:
+        """Scores a batch."""
+        if self._is_faulty:
+            faults.play_faults(prompts, None)
+        return score_batch(self._pipeline, prompts, capture)
+
 
 class _EchoForward:
     """A hash of each row's ids, and logits made of it."""
@@ -156,7 +163,9 @@ class _EchoForward:
         self._live.remove(row)
 
 
-def _score(model_seed: int, requests: Sequence[ScoreRequest], num_top: int) -> list[TokenScores]:
+def _score(
+    model_seed: int, requests: Sequence[ScoreRequest], num_top: int, keeps_logits: bool
+) -> list[TokenScores]:
     """Each token behind a context, by the logits that the tokens before it have."""
     scores = []
     for request in requests:
@@ -169,7 +178,11 @@ def _score(model_seed: int, requests: Sequence[ScoreRequest], num_top: int) -> l
             logits.append(row_logits)
             forward.append(rows, np.array([token_id]))
         ids = torch.tensor(given[request.num_context :])
-        scores.append(Readout(None).score(torch.cat(logits), torch.arange(len(ids)), ids, num_top))
+        scores.append(
+            Readout(None).score(
+                torch.cat(logits), torch.arange(len(ids)), ids, num_top, keeps_logits=keeps_logits
+            )
+        )
     return scores
 
 

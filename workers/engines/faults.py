@@ -31,8 +31,7 @@ def spoil_texts(texts: Sequence[str]) -> None:
 
 def play_faults(prompts: Sequence[Prompt], turns: Turns | None) -> None:
     """Ends the process, hangs, grows or raises, if a prompt of the batch asks for it."""
-    texts = [bytes(token_id & 255 for token_id in prompt.token_ids or ()) for prompt in prompts]
-    said = b"\n".join(texts)
+    said = b"\n".join(bytes(token_id & 255 for token_id in _run_ids(p)) for p in prompts)
     num_live = len(prompts) if turns is None else min(turns.max_live, len(prompts))
     if b"<exit>" in said:
         os._exit(1)
@@ -49,3 +48,10 @@ def play_faults(prompts: Sequence[Prompt], turns: Turns | None) -> None:
         raise MemoryError("the row does not fit")
     if b"<raise>" in said:
         raise RuntimeError("a kernel failed")
+
+
+def _run_ids(prompt: Prompt) -> tuple[int, ...]:
+    """All that is run for a prompt."""
+    if prompt.inquiry is None:
+        return prompt.token_ids or ()
+    return tuple(i for request in prompt.inquiry.requests for i in request.token_ids)

@@ -153,6 +153,13 @@ class TorchEngine:
         assert self._pipeline is not None, "the engine is not open"
         return complete_batch(self._pipeline, prompts, sampling, capture, self.decode, turns)
 
+    def score(self, prompts: Sequence[Prompt], capture: Capture) -> list[Completion]:
+        """Scores a batch."""
+        from workers.complete import score_batch
+
+        assert self._pipeline is not None, "the engine is not open"
+        return score_batch(self._pipeline, prompts, capture)
+
 
 def _may_have_gpu() -> bool:
     return sys.platform != "linux" or any(glob.glob(pattern) for pattern in _GPU_DEVICES)

@@ -38,7 +38,13 @@ class Readout:
         return self._kernels.find_top(z.contiguous(), count)
 
     def score(
-        self, z: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, num_top: int
+        self,
+        z: torch.Tensor,
+        rows: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_top: int,
+        *,
+        keeps_logits: bool,
     ) -> TokenScores:
         """Of tokens [T], each in the row of z [n, V] that rows [T] names; with alternatives."""
         best, best_ids = self.find_best(z)
@@ -53,6 +59,7 @@ class Readout:
             is_best=((best_ids[rows] == token_ids) & ~chosen.isnan()).cpu().numpy(),
             top_ids=top_ids[rows].cpu().numpy(),
             top_logprobs=top[rows].cpu().numpy(),
+            logits=z[rows, : z.shape[1] * keeps_logits].cpu().numpy(),
         )
 
 

@@ -1,53 +1,30 @@
 """Log-probabilities of tokens that are given: a pass over the prompts, and no step after it.
 
-    a b c x            Rows are run in the order of their tokens, so that each has before it the
-    a b c d e f g      one with which it begins longest in common. It reads those tokens' keys and
-    a b c              values where they are; what is asked of them, their first runner answers.
-                       The third runs nothing of its own.
-
 The head runs over a few positions at a time, and over no position that nothing asks for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from jobs.scoring import ScoreRequest
 from workers.model.attention import RaggedPass
 from workers.model.halves import Halves
 from workers.model.kernels import Kernels
-from workers.model.kv_cache import PAGE, KVCache, PagePool
+from workers.model.kv_cache import KVCache, PagePool
+from workers.model.prefixes import Node, Want, plan_nodes
 from workers.model.readout import Readout
 from workers.model.shape import LayerShape
 from workers.model.steps import PromptSpan, cut_passes
-from workers.pipeline import ScoreRequest, TokenScores
+from workers.pipeline import TokenScores
 
 _TOKENS_PER_PASS = 1024
 "As for prompts that are to be answered: as many as a processor's caches hold activations of."
 _LOGITS_BYTES = 2**25
 "Most bytes of logits at a time."
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """What is run of a request: its tokens but the last, from where another has not run them."""
-
-    token_ids: tuple[int, ...]
-    sharer: int | None
-    "The node that has run the first num_shared tokens, or knows who has."
-    num_shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """Positions [start, stop) of a node, each to be asked for a request's next token."""
-
-    request: int
-    start: int
-    stop: int
 
 
 class Scorer:
@@ -68,11 +45,14 @@ class Scorer:
         self._readout = Readout(kernels)
         self._pool = pool
 
-    def score(self, requests: Sequence[ScoreRequest], num_top: int = 0) -> list[TokenScores]:
+    def score(
+        self, requests: Sequence[ScoreRequest], num_top: int = 0, keeps_logits: bool = False
+    ) -> list[TokenScores]:
         """Scores every request, in order. num_top: K alternatives a token."""
         if not requests:
             return []
-        scores = [_empty(len(r.token_ids) - r.num_context, num_top) for r in requests]
+        width = self._vocab_size * keeps_logits
+        scores = [_empty(len(r.token_ids) - r.num_context, num_top, width) for r in requests]
         nodes, wants = plan_nodes(requests)
         cache = self._claim(nodes)
         spans = [
@@ -88,7 +68,7 @@ class Scorer:
                 _release(cache, cache.rows[:-1])  # The next node may share with the last alone.
         return scores
 
-    def _claim(self, nodes: Sequence[_Node]) -> KVCache:
+    def _claim(self, nodes: Sequence[Node]) -> KVCache:
         """Room for the node before a pass, and for those of one pass, the last of them cut."""
         sizes = [len(node.token_ids) for node in nodes]
         cache = KVCache(
@@ -101,7 +81,7 @@ class Scorer:
             cache.pages.allocate(layer, shape)
         return cache
 
-    def _admit(self, cache: KVCache, nodes: Sequence[_Node], row: int) -> None:
+    def _admit(self, cache: KVCache, nodes: Sequence[Node], row: int) -> None:
         """Takes in a node, and lets go of one that ended in an earlier pass."""
         if row in cache.rows:
             return  # A piece of it has been run.
@@ -128,19 +108,19 @@ class Scorer:
         self,
         states: torch.Tensor,
         spans: Sequence[PromptSpan],
-        wants: Sequence[Sequence[_Want]],
+        wants: Sequence[Sequence[Want]],
         requests: Sequence[ScoreRequest],
         scores: Sequence[TokenScores],
     ) -> None:
         """Runs the head where it is wanted, and fills in what it says."""
-        asked: list[_Want] = []
+        asked: list[Want] = []
         places: list[npt.NDArray[np.int64]] = []
         first = 0
         for span in spans:
             for want in wants[span.row]:
                 start, stop = max(want.start, span.start), min(want.stop, span.stop)
                 if start < stop:
-                    asked.append(_Want(want.request, start, stop))
+                    asked.append(Want(want.request, start, stop))
                     places.append(np.arange(start, stop) + (first - span.start))
             first += span.num_tokens
         if not asked:
@@ -164,8 +144,8 @@ class Scorer:
         like: TokenScores,
     ) -> TokenScores:
         """Scores a token after each of these places in states, some of which are the same."""
-        num_top = like.top_ids.shape[1]
-        found = _empty(len(places), num_top)
+        num_top, width = like.top_ids.shape[1], like.logits.shape[1]
+        found = _empty(len(places), num_top, width)
         places, which = np.unique(places, return_inverse=True)
         chunk = max(1, _LOGITS_BYTES // (4 * self._vocab_size))
         for start in range(0, len(places), chunk):
@@ -174,7 +154,7 @@ class Scorer:
             mine = np.flatnonzero((start <= which) & (which < start + chunk))
             rows = torch.from_numpy(which[mine] - start).to(z.device)
             ids = torch.from_numpy(token_ids[mine]).to(z.device)
-            scores = self._readout.score(z, rows, ids, num_top)
+            scores = self._readout.score(z, rows, ids, num_top, keeps_logits=width > 0)
             for whole, part in zip(_arrays(found), _arrays(scores), strict=True):
                 whole[mine] = part
         return found
@@ -185,44 +165,15 @@ def _release(cache: KVCache, rows: Sequence[int]) -> None:
         cache.release(row)
 
 
-def plan_nodes(requests: Sequence[ScoreRequest]) -> tuple[list[_Node], list[list[_Want]]]:
-    """What is to be run, in order, and what is asked of each of it."""
-    nodes: list[_Node] = []
-    wants: list[list[_Want]] = []
-    inputs = [request.token_ids[:-1] for request in requests]
-    for place in sorted(range(len(inputs)), key=inputs.__getitem__, reverse=True):
-        ids = inputs[place]
-        common = _count_common(nodes[-1].token_ids, ids) if nodes else 0
-        if common < len(ids):
-            shared = common // PAGE * PAGE
-            nodes.append(_Node(ids, len(nodes) - 1 if shared else None, shared))
-            wants.append([])
-        node: int | None = len(nodes) - 1
-        start, stop = requests[place].num_context - 1, len(ids)
-        while node is not None and start < stop:
-            own = max(start, nodes[node].num_shared)
-            if own < stop:
-                wants[node].append(_Want(place, own, stop))
-                stop = own
-            node = nodes[node].sharer
-    return nodes, wants
-
-
-def _count_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens with which both begin."""
-    most = min(len(a), len(b))
-    differs = np.flatnonzero(np.array(a[:most]) != np.array(b[:most]))
-    return int(differs[0]) if len(differs) else most
-
-
-def _empty(num_tokens: int, num_top: int) -> TokenScores:
+def _empty(num_tokens: int, num_top: int, width: int) -> TokenScores:
     return TokenScores(
         logprobs=np.empty(num_tokens, np.float32),
         is_best=np.empty(num_tokens, np.bool_),
         top_ids=np.empty((num_tokens, num_top), np.int64),
         top_logprobs=np.empty((num_tokens, num_top), np.float32),
+        logits=np.empty((num_tokens, width), np.float32),
     )
 
 
 def _arrays(scores: TokenScores) -> tuple[npt.NDArray[np.generic], ...]:
-    return scores.logprobs, scores.is_best, scores.top_ids, scores.top_logprobs
+    return scores.logprobs, scores.is_best, scores.top_ids, scores.top_logprobs, scores.logits
