@@ -1,5 +1,7 @@
 """Layers that are put in the place of a model's own: they compute the same, or stay away."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_models import random_model
@@ -9,6 +11,7 @@ from transformers import GemmaConfig, LlamaConfig, PhiConfig, Qwen2Config
 from workers.model.gates import replace_gates
 from workers.model.kernels import load_kernels
 from workers.model.linears import pack_linears
+from workers.model.mapped import MappedFiles
 from workers.model.norms import replace_norms
 
 SIZES = {
@@ -162,3 +165,51 @@ def test_what_has_the_names_of_a_gate_and_is_none_stays(form: str) -> None:
         replace_gates(model, load_kernels())
 
     assert type(model[0]) is kind
+
+
+def mapped_weight(path: Path, *, shape: tuple[int, int] = (100, 300)) -> torch.Tensor:
+    """A weight in a file that is mapped, as weights of a model are."""
+    torch.arange(shape[0] * shape[1], dtype=torch.float32).numpy().tofile(path)
+    size = shape[0] * shape[1]
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.float32).view(shape)
+
+
+def test_pages_of_a_file_that_are_given_back_are_read_again(tmp_path: Path) -> None:
+    weight = mapped_weight(tmp_path / "weights")
+    before = weight.sum()
+
+    given = MappedFiles().give_back(weight)
+
+    assert weight.nbytes - 2 * 4096 <= given <= weight.nbytes
+    assert weight.sum() == before
+    assert weight[99, 299] == 29_999
+
+
+def test_what_was_written_or_is_in_no_file_is_kept(tmp_path: Path) -> None:
+    """Else it would be lost: no file has it."""
+    written, own = mapped_weight(tmp_path / "weights"), torch.ones(100, 300)
+    written[50, 50] = -1
+
+    files = MappedFiles()
+
+    assert files.give_back(written) == files.give_back(own) == 0
+    assert written[50, 50] == -1
+    assert own.sum() == 30_000
+
+
+def test_a_packed_layer_leaves_its_file(tmp_path: Path) -> None:
+    weight = mapped_weight(tmp_path / "weights")
+    model = nn.Sequential(nn.Linear(300, 100))
+    model[0].weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.full((5, 300), 2.0**-16)
+    expected = model(x)
+
+    pack_linears(model)
+
+    [mapping] = [
+        entry for entry in Path("/proc/self/smaps").read_text().split("VmFlags")
+        if str(tmp_path / "weights") in entry
+    ]  # fmt: skip
+    held = int(mapping.split("Rss:")[1].split()[0]) * 1024
+    assert held <= 3 * 4096
+    torch.testing.assert_close(model(x), expected)

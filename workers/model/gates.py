@@ -8,6 +8,7 @@ from torch import nn
 
 from workers.model.kernels import Kernels
 from workers.model.linears import PackedLinear, fit_together, plain_layers
+from workers.model.mapped import MappedFiles
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 "Names under which architectures keep the three multiplies."
@@ -21,6 +22,7 @@ def replace_gates(model: nn.Module, kernels: Kernels) -> None:
     Architectures name them alike, and apply gates of several kinds. So each is asked, not read: it
     is replaced if it acts as a gate by silu.
     """
+    files = MappedFiles()
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             linears = plain_layers(layer)
@@ -31,6 +33,8 @@ def replace_gates(model: nn.Module, kernels: Kernels) -> None:
                 gated = _Gated(gate, up, down, kernels)
                 if _acts_alike(layer, gated, gate.in_features):
                     setattr(parent, name, gated)
+                    for linear in linears.values():
+                        files.give_back(linear.weight)
 
 
 def _acts_alike(layer: nn.Module, gated: nn.Module, width: int) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from workers.model.mapped import MappedFiles
+
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 "Names under which architectures keep layers that read the same input."
 _ROWS = 64
@@ -24,8 +26,10 @@ def pack_linears(model: nn.Module) -> None:
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
+    files = MappedFiles()
     for parent in list(model.modules()):
         layers = plain_layers(parent)
+        originals = list(layers.values())
         for names in _TOGETHER:
             if layers.keys() >= set(names) and fit_together([layers[name] for name in names]):
                 shared = _SharedInput([layers.pop(name) for name in names])
@@ -33,6 +37,8 @@ def pack_linears(model: nn.Module) -> None:
                     setattr(parent, name, _Piece(shared, place))
         for name, layer in layers.items():
             setattr(parent, name, PackedLinear([layer]))
+        for layer in originals:
+            files.give_back(layer.weight)
 
 
 def plain_layers(parent: nn.Module) -> dict[str, nn.Linear]:
