@@ -5,7 +5,7 @@ BIN := .venv/bin
 DEMO := build/demo
 PEERS := openvino vllm ctranslate2
 
-.PHONY: env demo test test-slow check format bench bench-peers chaos gpu-check clean
+.PHONY: env demo test test-slow check format bench bench-score bench-peers chaos gpu-check clean
 
 env: .venv/ready
 
@@ -46,6 +46,10 @@ format: env
 bench: env
 	$(BIN)/python tests/bench_run.py
 	$(BIN)/python tests/bench_generate.py
+
+# Scoring, against transformers and lm-evaluation-harness.
+bench-score: env
+	$(BIN)/python tests/bench_score.py $(ARGS)
 
 # Against OpenVINO GenAI, vLLM and CTranslate2: half an hour, and 6 GB of environments in build/peers.
 bench-peers: env $(PEERS:%=build/peers/%/ready)

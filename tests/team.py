@@ -7,10 +7,11 @@ turns. Rows are dealt by length, so that workers end together as they do in a jo
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +19,10 @@ from torch import nn
 from jobs.completion import Capture
 from jobs.job import Packing
 from jobs.sampling import RowSampling
+from jobs.scoring import ScoreRequest
 from workers.generate import GenerateIterator, open_pipeline
 from workers.model import ragged
-from workers.pipeline import RowContext
+from workers.pipeline import RowContext, ScoringPipeline
 from workers.turns import Turns
 
 Rows = list[list[int]]
@@ -61,17 +63,33 @@ class Team:
     def run(self, rows: Rows, work: Work) -> tuple[float, Rows]:
         """Seconds for all rows, and their answers."""
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-        shares = [order[start :: len(self._ends)] for start in range(len(self._ends))]
+        return self._share(_run, rows, [[row] for row in order], work)
+
+    def score(self, requests: Sequence[ScoreRequest]) -> tuple[float, list[float]]:
+        """Seconds for all requests, and their sums. Those behind one context stay together."""
+        groups: dict[object, list[int]] = {}
+        for row, request in enumerate(requests):
+            context = request.token_ids[: request.num_context]
+            groups.setdefault(context if len(context) > 1 else row, []).append(row)
+        order = sorted(groups.values(), key=lambda rows: -len(requests[rows[0]].token_ids))
+        return self._share(_score, requests, order)
+
+    def _share(
+        self, task: Callable[..., list[Any]], items: Sequence[Any], groups: Rows, *settings: object
+    ) -> tuple[float, list[Any]]:
+        """Deals groups of items out, and brings what comes of them into the items' order."""
+        number = len(self._ends)
+        shares = [[row for group in groups[k::number] for row in group] for k in range(number)]
         started = time.perf_counter()
         for end, share in zip(self._ends, shares, strict=True):
-            end.send((_run, [rows[row] for row in share], work))
+            end.send((task, [items[row] for row in share], *settings))
         replies = [end.recv() for end in self._ends]
         seconds = time.perf_counter() - started
-        answers = dict(
+        found = dict(
             pair for share, reply in zip(shares, replies, strict=True)
             for pair in zip(share, reply, strict=True)
         )  # fmt: skip
-        return seconds, [answers[row] for row in range(len(rows))]
+        return seconds, [found[row] for row in range(len(items))]
 
     def multiply_seconds(self, sizes: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
         """Seconds of all multiplies of the layers, and of the head, for each (tokens, heads).
@@ -120,6 +138,10 @@ def _run(pipeline: object, rows: Rows, work: Work) -> Rows:
             answers += [batch.record.token_ids(row).tolist() for row in range(len(batch.sequences))]
     ragged._LEAST_SHARED = least_shared
     return answers
+
+
+def _score(pipeline: ScoringPipeline, requests: Sequence[ScoreRequest]) -> list[float]:
+    return [scores.loglikelihood for scores in pipeline.score(requests, 0)]
 
 
 def _multiply(_: object, sizes: list[tuple[int, int]]) -> list[tuple[float, float]]:
