@@ -116,6 +116,7 @@ def _check_rows(
     if "finish_reason" in rows:
         yield from _check_endings(rows, start)
         lengths = rows["num_generated_tokens"].to_pylist()
+        yield from _check_prompts(rows, start)
     else:
         yield from check_scores(rows, start)
         lengths = num_scored(rows)
@@ -143,6 +144,18 @@ def _check_endings(rows: Mapping[str, pa.ChunkedArray], start: int) -> Iterator[
                 f"row {start + place}: finish_reason is {reason!r}, error is "
                 f"{'set' if is_error else 'null'}, num_generated_tokens is {length}."
             )
+
+
+def _check_prompts(rows: Mapping[str, pa.ChunkedArray], start: int) -> Iterator[str]:
+    failed = pc.is_valid(rows["error"]).to_pylist()
+    said = rows["num_prompt_tokens"].to_pylist()
+    for name in (name for name in rows if name.startswith("prompt_")):
+        for place, length in enumerate(pc.list_value_length(rows[name]).to_pylist()):
+            wanted = None if failed[place] else said[place]
+            if length != wanted:
+                yield f"row {start + place}: {name} has {length} entries for {said[place]} tokens."
+            elif length and name != "prompt_token_ids" and rows[name][place][0].is_valid:
+                yield f"row {start + place}: {name} does not begin with null."
 
 
 def _check_sums(rows: Mapping[str, pa.ChunkedArray], start: int) -> Iterator[str]:

@@ -47,6 +47,22 @@ class Capture:
     logprobs: int | None = None
     "None: none. 0: of the chosen tokens alone. K: of the K most likely tokens as well."
     logits: bool = False
+    prompt_logprobs: int | None = None
+    "The same as logprobs, of the prompt's own tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """How likely a prompt of P tokens is, from its second token on."""
+
+    token_ids: npt.NDArray[np.int32]
+    "[P]"
+    logprobs: npt.NDArray[np.float32]
+    "[P-1], nats."
+    top_ids: npt.NDArray[np.int32]
+    "[P-1, K], most likely first."
+    top_logprobs: npt.NDArray[np.float32]
+    "[P-1, K], nats."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,7 @@ class Completion:
     "[T, K], most likely first."
     top_logprobs: npt.NDArray[np.float32] | None = None
     "[T, K], nats."
+    prompt_scores: "PromptScores | None" = None
     logits: npt.NDArray[np.float32] | None = None
     "[T, V], raw: before penalties, masks and temperature."
     scores: Scores | None = None

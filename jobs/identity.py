@@ -51,6 +51,7 @@ def settle_identity(plan: Plan, packages: Sequence[str]) -> dict[str, object]:
         **({} if job.scoring is None else {"token_logprobs": job.scoring.token_logprobs}),
         "seed": job.sampling.seed,
         "logprobs": job.logprobs,
+        "prompt_logprobs": job.prompt_logprobs,
         "output_logits": job.output_logits,
         "logits_dtype": job.logits_dtype,
         "output_format": job.output_format,

@@ -8,6 +8,8 @@ from jobs.model import ModelRef
 from jobs.sampling import Sampling, check_sampling
 from jobs.scoring import Scoring
 
+MOST_PROMPT_ALTERNATIVES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -63,6 +65,8 @@ class Job:
     """
     logprobs: int | None = None
     "None: none. 0: of the chosen tokens. K: of the K most likely tokens as well."
+    prompt_logprobs: int | None = None
+    "The same of the prompt's tokens. K is limited: those of all prompts of a batch are held."
     output_logits: bool = False
     "Of the new tokens, or of those that are scored."
     logits_dtype: Literal["float32", "float16"] = "float32"
@@ -86,6 +90,11 @@ class Job:
         for name, value, low in self._counts():
             if value is not None and value < low:
                 raise SettingError(f"{name} must be at least {low}, got {value}.")
+        most = MOST_PROMPT_ALTERNATIVES
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= most:
+            raise SettingError(
+                f"prompt_logprobs must be between 0 and {most}, got {self.prompt_logprobs}."
+            )
         if self.prompt_column is not None and self.token_ids_column is not None:
             raise SettingError(
                 "prompt_column and token_ids_column are both given: "

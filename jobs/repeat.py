@@ -69,6 +69,8 @@ def _answer_names(plan: Plan) -> list[str]:
     names = ["token_ids", "finish_reason", "stop_reason", "seed", "text", "error", "truncated"]
     names += ["num_prompt_tokens"]
     names += ["logprobs"] * (plan.job.logprobs is not None)
+    names += ["prompt_token_ids", "prompt_logprobs"] * (plan.job.prompt_logprobs is not None)
+    names += ["prompt_top_ids", "prompt_top_logprobs"] * bool(plan.job.prompt_logprobs)
     return names + ["top_ids", "top_logprobs"] * bool(plan.job.logprobs)
 
 
@@ -115,7 +117,23 @@ def _compare(row: Mapping[str, Any], completion: Completion) -> Repeat:
         new = completion.logprobs[:upto].astype(np.float64)
         difference = greatest_difference(old, new)
     problem = _problem(row, completion, then, now, upto)
-    is_same = problem is None and difference == 0 and _same_alternatives(row, completion)
+    is_same = _same_alternatives(
+        row.get("top_ids"), row.get("top_logprobs"), completion.top_ids, completion.top_logprobs
+    )
+    scores = completion.prompt_scores
+    if scores is not None and row.get("prompt_logprobs") is not None:
+        if scores.token_ids.tolist() != row["prompt_token_ids"]:
+            problem = problem or "the prompt's tokens are others now"
+        else:
+            old = np.asarray(row["prompt_logprobs"][1:], np.float64)  # The first is null.
+            difference = max(difference, greatest_difference(old, scores.logprobs.astype(float)))
+            is_same = is_same and _same_alternatives(
+                (row.get("prompt_top_ids") or [None])[1:],
+                (row.get("prompt_top_logprobs") or [None])[1:],
+                scores.top_ids,
+                scores.top_logprobs,
+            )
+    is_same = is_same and problem is None and difference == 0
     return Repeat(completion.row_id, is_same, problem, difference)
 
 
@@ -147,13 +165,20 @@ def _problem(
     return None
 
 
-def _same_alternatives(row: Mapping[str, Any], completion: Completion) -> bool:
-    if row.get("top_ids") is None or completion.top_ids is None:
+def _same_alternatives(
+    ids: list[list[int]] | None,
+    logprobs: list[list[float]] | None,
+    new_ids: npt.NDArray[np.int32] | None,
+    new_logprobs: npt.NDArray[np.float32] | None,
+) -> bool:
+    if ids is None or new_ids is None:
         return True
-    if completion.top_ids.tolist() != row["top_ids"] or completion.top_logprobs is None:
+    if not new_ids.size and not ids:
+        return True
+    if new_ids.tolist() != ids or new_logprobs is None:
         return False
-    old = np.asarray(row["top_logprobs"], np.float32).reshape(completion.top_logprobs.shape)
-    return np.array_equal(old, completion.top_logprobs, equal_nan=True)
+    old = np.asarray(logprobs, np.float32).reshape(new_logprobs.shape)
+    return np.array_equal(old, new_logprobs, equal_nan=True)
 
 
 def _array(values: Any, dtype: type[np.int64]) -> npt.NDArray[np.int64]:

@@ -156,6 +156,9 @@ FLAGS = (
     Flag(Job, "logprobs", ("--logprobs",), int,
          "Log-probabilities of the chosen tokens and of the K most likely; 0 for the chosen alone.",
          unset="none"),
+    Flag(Job, "prompt_logprobs", ("--prompt-logprobs",), int,
+         "The same for the prompt's own tokens, of which the first has none; K is at most 64.",
+         unset="none"),
     Flag(Job, "output_logits", ("--output-logits/--no-output-logits",), bool,
          "Raw logits of each token that is new or scored, as wide as the vocabulary."),
     Flag(Job, "logits_dtype", ("--logits-dtype",), _choice("float32", "float16"),
@@ -197,7 +200,7 @@ FLAGS = (
 )  # fmt: skip
 
 _OF_ANSWERS = {
-    "prompt_column", "token_ids_column", "logprobs",
+    "prompt_column", "token_ids_column", "logprobs", "prompt_logprobs",
     "rows_per_batch", "max_batch_tokens", "schedule",
 }  # fmt: skip
 "Fields beside those of Sampling that mean nothing where no row is answered."

@@ -97,7 +97,7 @@ def test_every_column_error_code_and_finish_reason_is_documented(tmp_path: Path)
     source = write_prompts(tmp_path / "in.parquet", ["a"])
     choices = write_prompts(tmp_path / "more.parquet", ["a"], choices=[["b"]])
     jobs = [
-        echo_job(source, tmp_path / "o", logprobs=1, output_logits=True),
+        echo_job(source, tmp_path / "o", logprobs=1, output_logits=True, prompt_logprobs=1),
         echo_job(source, tmp_path / "o", scoring=Scoring("prompt", token_logprobs=True)),
         echo_job(choices, tmp_path / "o", scoring=Scoring(context_column="prompt", pmi=True)),
     ]

@@ -66,6 +66,7 @@ CHANGES: dict[str, tuple[dict[str, object], set[str]]] = {
     "stop_token_ids": ({"stop_token_ids": (7,)}, {"stop_token_ids"}),
     "ignore_eos": ({"ignore_eos": True}, {"ignore_eos"}),
     "logprobs": ({"logprobs": 2}, {"logprobs"}),
+    "prompt_logprobs": ({"prompt_logprobs": 2}, {"prompt_logprobs"}),
     "output_logits": ({"output_logits": True}, {"output_logits"}),
     "logits_dtype": ({"logits_dtype": "float16"}, {"logits_dtype"}),
     "keep": ({"keep": ("id",)}, {"kept_columns"}),

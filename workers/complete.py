@@ -1,14 +1,15 @@
 """A batch of prompts through a BatchPipeline: what the engines with a pipeline have in common."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from jobs.completion import Capture, Completion, RowError
+from jobs.completion import Capture, Completion, PromptScores, RowError
 from jobs.prompt import Prompt
 from jobs.sampling import RowSampling
-from jobs.scoring import Inquiry, Score, Scores
+from jobs.scoring import Inquiry, Score, ScoreRequest, Scores
 from workers.generate import GenerateIterator
 from workers.pipeline import BatchPipeline, RowContext, ScoringPipeline, TokenScores
 from workers.turns import Turns
@@ -44,7 +45,46 @@ def complete_batch(
         completions = [
             _complete(batch, row, prompt, texts[row]) for row, prompt in enumerate(prompts)
         ]
+    if capture.prompt_logprobs is not None:
+        completions = _with_prompts(pipeline, prompts, completions, capture.prompt_logprobs)
     return completions, slot_steps
+
+
+def _with_prompts(
+    pipeline: BatchPipeline,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    num_top: int,
+) -> list[Completion]:
+    """Completions with what their prompts' own tokens score: prompts are run once more."""
+    assert isinstance(pipeline, ScoringPipeline), "the engine scores nothing"
+    ids = [prompt.token_ids or () for prompt in prompts]
+    places = [place for place, row in enumerate(ids) if len(row) > 1]
+    found = pipeline.score([ScoreRequest(ids[place], 1) for place in places], num_top)
+    scores = dict(zip(places, found, strict=True))
+    done = []
+    for place, completion in enumerate(completions):
+        score = scores.get(place)
+        if completion.error is None and score is not None and np.isnan(score.logprobs).any():
+            message = "The logits of the prompt are not finite."
+            error = RowError("generate", "nan_logits", message)
+            completion = failed(prompts[place], error, completion.num_prompt_tokens)
+        if completion.error is None:
+            token_ids = np.array(ids[place], np.int32)
+            completion = replace(completion, prompt_scores=_as_prompt(token_ids, score, num_top))
+        done.append(completion)
+    return done
+
+
+def _as_prompt(
+    token_ids: npt.NDArray[np.int32], score: TokenScores | None, num_top: int
+) -> PromptScores:
+    """score: None of a prompt of one token, which follows nothing."""
+    if score is None:
+        none = np.empty((0, num_top), np.float32)
+        return PromptScores(token_ids, np.empty(0, np.float32), none.astype(np.int32), none)
+    top_ids = score.top_ids.astype(np.int32)
+    return PromptScores(token_ids, score.logprobs, top_ids, score.top_logprobs)
 
 
 def _complete(batch: GenerateIterator, row: int, prompt: Prompt, text: str | None) -> Completion:

@@ -215,7 +215,7 @@ class Worker:
         if job.scoring is not None:
             capture = Capture(0 if job.scoring.token_logprobs else None, job.output_logits)
             return self._engine.score(batch, capture), 0
-        capture = Capture(job.logprobs, job.output_logits)
+        capture = Capture(job.logprobs, job.output_logits, job.prompt_logprobs)
         return self._engine.generate(batch, sampling, capture, turns)
 
 

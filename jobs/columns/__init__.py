@@ -7,6 +7,7 @@ from jobs.columns import (
     error,
     logits,
     logprobs,
+    prompt_logprobs,
     row,
     scores,
     text,
@@ -21,6 +22,7 @@ COLUMNS: dict[str, Column] = {
     "tokens": tokens.COLUMN,
     "ending": ending.COLUMN,
     "logprobs": logprobs.COLUMN,
+    "prompt_logprobs": prompt_logprobs.COLUMN,
     "logits": logits.COLUMN,
     "error": error.COLUMN,
 }
