@@ -16,9 +16,10 @@ from jobs.scoring import ScoreRequest
 from workers.generate import generate, open_pipeline
 from workers.model import scoring
 from workers.model.kernels import Kernels, load_kernels
-from workers.model.kv_cache import PAGE
+from workers.model.kv_cache import PAGE, Pages
 from workers.model.opening import open_ragged
 from workers.model.prefixes import plan_nodes
+from workers.model.shape import LayerShape
 from workers.pipeline import PipelineLimits, ScoringPipeline, TokenScores
 from workers.score import score
 
@@ -216,3 +217,37 @@ def test_what_cannot_be_scored_is_refused(
 def test_no_rows_have_no_scores() -> None:
     assert score(open_tiny(constant_model([1.0, 2.0])), []) == []
     assert score(open_pipeline("echo", engine="echo"), []) == []
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", RUN)
+def test_a_long_row_alone_is_scored_in_one_pass_with_one_layers_keys(
+    name: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside families, one of which is as long, and whose keys must stay."""
+    monkeypatch.setattr(scoring, "_TOKENS_PER_PASS", 30)
+    model = random_model(make_config(name, RUN[name]))
+    rows, contexts = family(3)
+    pipeline = open_tiny(model, load_kernels() if is_compiled else None)
+    theirs = expected(alone(model, rows), rows, contexts)
+    nodes, _ = plan_nodes([ScoreRequest(tuple(r), c) for r, c in zip(rows, contexts, strict=True)])
+    lonely = [row for row in range(len(nodes)) if scoring._is_alone(nodes, row)]
+    assert len(lonely) == 2
+    assert max(len(node.token_ids) for node in nodes if node.sharer is not None) > 30
+
+    for _ in range(2):  # The second time in pages that were used before.
+        ours = score(pipeline, rows, num_context=contexts)
+        for found, logprobs in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(found.logprobs, logprobs, atol=2e-4, rtol=0)
+
+
+def test_pages_that_pass_are_one_place_for_all_layers_alike() -> None:
+    shape, wide = LayerShape(2, 8, 8, torch.float32, None), LayerShape(4, 8, 8, torch.float32, None)
+    pages = Pages(3, torch.device("cpu"), are_passing=True)
+
+    for layer, its_shape in enumerate((shape, wide, shape, wide)):
+        pages.allocate(layer, its_shape)
+
+    assert pages.layers[0] is pages.layers[2]
+    assert pages.layers[1] is pages.layers[3]
+    assert pages.layers[0].shape != pages.layers[1].shape

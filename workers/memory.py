@@ -1,8 +1,9 @@
 """Running out of memory: telling it from other errors, and giving back what is held for later."""
 
+import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +26,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_memory() -> None:
-    """Gives back what nobody holds any more, and what a GPU's allocator keeps for later."""
+    """Gives back what nobody holds any more, and what allocators keep for later."""
     gc.collect()
+    with suppress(AttributeError, OSError):  # Another C library than GNU's.
+        ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

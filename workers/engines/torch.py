@@ -94,6 +94,7 @@ class TorchEngine:
 
     def open(self) -> "SampledPipeline":
         """Loads weights and tokenizer, and proves that the architecture can be run ragged."""
+        from workers.memory import free_memory
         from workers.model import loading
         from workers.model.kernels import load_kernels
         from workers.model.opening import open_ragged, open_slotted
@@ -112,6 +113,7 @@ class TorchEngine:
         else:
             kernels = load_kernels() if self._kernels == "compiled" else None
             self._pipeline = open_ragged(model, self._facts, self._limits, kernels)
+            free_memory()  # What the proof has used.
         return self._pipeline
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -12,6 +12,8 @@ from workers.model.mapped import MappedFiles
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 "Names under which architectures keep the three multiplies."
+_ROWS_AT_A_TIME = 1024
+"Wide rows take memory, and no multiply is faster with more of them."
 _TOLERANCE = 1e-5
 "Of the spread of the output, between two ways to compute it in float32."
 
@@ -60,5 +62,8 @@ class _Gated(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]"""
-        result: torch.Tensor = self.down_proj(self._kernels.gate(self._gate_up(x)))
-        return result
+        pieces = [
+            self.down_proj(self._kernels.gate(self._gate_up(piece)))
+            for piece in torch.split(x, _ROWS_AT_A_TIME, dim=-2)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)

@@ -28,9 +28,14 @@ PAGE = 16
 class Pages:
     """Memory for keys and values of every layer, page by page."""
 
-    def __init__(self, num_pages: int, device: torch.device) -> None:
+    def __init__(self, num_pages: int, device: torch.device, *, are_passing: bool = False) -> None:
+        """are_passing: no layer is asked again for what it has stored, so that one place is enough.
+
+        Then each layer takes the place of the one before.
+        """
         self.num_pages = num_pages
         self.device = device
+        self._are_passing = are_passing
         self.layers: dict[int, torch.Tensor] = {}
         """[P, H, 16 * (D + E)] by layer: of each head its keys [D, 16], then its values [16, E].
 
@@ -40,8 +45,14 @@ class Pages:
     def allocate(self, layer: int, shape: LayerShape) -> None:
         """Makes room for one layer, if there is none. Raises MemoryError."""
         size = (self.num_pages, shape.num_kv_heads, PAGE * (shape.key_dim + shape.value_dim))
-        if layer not in self.layers:
-            self.layers[layer] = untouched(size, shape.dtype, self.device)
+        if layer in self.layers:
+            return
+        if self._are_passing:
+            for pages in self.layers.values():
+                if pages.shape == size and pages.dtype == shape.dtype:
+                    self.layers[layer] = pages
+                    return
+        self.layers[layer] = untouched(size, shape.dtype, self.device)
 
     def keys(self, layer: int, key_dim: int) -> torch.Tensor:
         """[P, H, D, 16]"""
@@ -57,8 +68,9 @@ class Pages:
 class PagePool:
     """Pages of batches that have ended, for the next one: what was touched is not asked anew."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, are_passing: bool = False) -> None:
         self._device = device
+        self._are_passing = are_passing
         self._idle: Pages | None = None
 
     def take(self, num_pages: int) -> Pages:
@@ -66,7 +78,7 @@ class PagePool:
         idle, self._idle = self._idle, None
         if idle is not None and idle.num_pages >= num_pages:
             return idle
-        return Pages(num_pages, self._device)
+        return Pages(num_pages, self._device, are_passing=self._are_passing)
 
     def give_back(self, pages: Pages) -> None:
         """Keeps pages for the next batch; of two kinds the larger."""

@@ -44,6 +44,7 @@ class Scorer:
         self._kernels = kernels
         self._readout = Readout(kernels)
         self._pool = pool
+        self._passing_pool = PagePool(model.device, are_passing=True)
 
     def score(
         self, requests: Sequence[ScoreRequest], num_top: int = 0, keeps_logits: bool = False
@@ -54,23 +55,54 @@ class Scorer:
         width = self._vocab_size * keeps_logits
         scores = [_empty(len(r.token_ids) - r.num_context, num_top, width) for r in requests]
         nodes, wants = plan_nodes(requests)
+        alone = [row for row in range(len(nodes)) if _is_alone(nodes, row)]
+        with torch.inference_mode():
+            for row in alone:
+                self._score_alone(nodes[row], wants[row], requests, scores)
+            if len(alone) < len(nodes):
+                self._score_families(nodes, wants, requests, scores)
+        return scores
+
+    def _score_alone(
+        self,
+        node: Node,
+        wants: Sequence[Want],
+        requests: Sequence[ScoreRequest],
+        scores: Sequence[TokenScores],
+    ) -> None:
+        """In one pass, so that no layer's keys and values are held beyond the layer."""
+        length = len(node.token_ids)
+        cache = KVCache(self._passing_pool, [length], num_tokens=length, num_live=1)
+        cache.admit(0, length)
+        span = PromptSpan(cache, 0, node.token_ids, 0, length)
+        self._read(self._run([span]), [span], [wants], requests, scores)
+
+    def _score_families(
+        self,
+        nodes: Sequence[Node],
+        wants: Sequence[Sequence[Want]],
+        requests: Sequence[ScoreRequest],
+        scores: Sequence[TokenScores],
+    ) -> None:
+        """All nodes but those that are alone, in passes of about the same size."""
         cache = self._claim(nodes)
         spans = [
             PromptSpan(cache, row, node.token_ids, node.num_shared, len(node.token_ids))
             for row, node in enumerate(nodes)
+            if not _is_alone(nodes, row)
         ]
-        with torch.inference_mode():
-            for taken in cut_passes(spans, _TOKENS_PER_PASS):
-                for span in taken:
-                    self._admit(cache, nodes, span.row)
-                states = self._run(taken)
-                self._read(states, taken, wants, requests, scores)
-                _release(cache, cache.rows[:-1])  # The next node may share with the last alone.
-        return scores
+        for taken in cut_passes(spans, _TOKENS_PER_PASS):
+            for span in taken:
+                self._admit(cache, nodes, span.row)
+            states = self._run(taken)
+            self._read(states, taken, wants, requests, scores)
+            _release(cache, cache.rows[:-1])  # The next node may share with the last alone.
 
     def _claim(self, nodes: Sequence[Node]) -> KVCache:
         """Room for the node before a pass, and for those of one pass, the last of them cut."""
-        sizes = [len(node.token_ids) for node in nodes]
+        sizes = [
+            0 if _is_alone(nodes, row) else len(node.token_ids) for row, node in enumerate(nodes)
+        ]
         cache = KVCache(
             self._pool,
             sizes,
@@ -158,6 +190,13 @@ class Scorer:
             for whole, part in zip(_arrays(found), _arrays(scores), strict=True):
                 whole[mine] = part
         return found
+
+
+def _is_alone(nodes: Sequence[Node], row: int) -> bool:
+    """True for what is longer than a pass, and begins as nothing else does."""
+    is_shared = row + 1 < len(nodes) and nodes[row + 1].sharer == row
+    is_long = len(nodes[row].token_ids) > _TOKENS_PER_PASS
+    return is_long and nodes[row].sharer is None and not is_shared
 
 
 def _release(cache: KVCache, rows: Sequence[int]) -> None:
