@@ -19,6 +19,8 @@ ErrorCode = Literal[
     "empty_continuation",
     "empty_choices",
     "invalid_label",
+    "invalid_messages",
+    "template_error",
     "invalid_token_id",
     "nan_logits",
     "out_of_memory",

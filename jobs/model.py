@@ -67,6 +67,7 @@ class ModelFacts:
     "Type of the weights as stored."
     added_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     "What the tokenizer puts before and after a text unless told not to."
+    has_chat_template: bool = False
     first_token_id: int | None = None
     "BOS, else EOS: what stands before a text that is scored from its first token on."
     revision: str | None = None

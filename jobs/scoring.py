@@ -8,6 +8,14 @@ Given = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, which the model's chat template makes a text of."""
+
+    messages: tuple[tuple[str, str], ...]
+    "Role and content of each, in order."
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """How likely is what the rows hold? Columns that are not named are found by their names."""
 
@@ -29,8 +37,11 @@ class Question:
 
     targets: tuple[Given, ...]
     "The text, the continuation, or the choices."
-    context: Given | None = None
-    "None: a text, which begins as the model's texts begin."
+    context: Given | Chat | None = None
+    """None: a text, which begins as the model's texts begin.
+
+    What follows a conversation is the assistant's turn.
+    """
     label: int | None = None
     "Which target is right; None if that is not known."
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 
 from jobs.errors import InputError, SettingError
 from jobs.files import RowSource, fixed_folder, scan_input
 from jobs.job import Job
+from jobs.kinds.given import is_messages
 from jobs.model import DEMO, ModelFacts, check_compile, settle_dtype
 from jobs.plan import Plan, bulky_bytes_per_token, settle_rows_per_shard
 from jobs.sampling import Origin, RowSampling, check_min_against_max, resolve_sampling
@@ -42,6 +44,7 @@ def make_plan(job: Job) -> Plan:
             f"{job.model.path}: the model has no tokenizer, so text cannot be read. Name one with "
             f"--tokenizer, or give {instead}."
         )
+    _check_chats(job, source, prompt_columns, facts)
     sampling, origins = _settle_sampling(job, kind, facts, max_length)
     num_rows = min(source.num_rows, job.limit) if job.limit is not None else source.num_rows
     dtype = settle_dtype(job.model, facts, device)
@@ -103,6 +106,17 @@ def _settle_sampling(
         raise SettingError(f"{error}.") from error
     _check_sampling(job, sampling, facts, max_length)
     return sampling, origins
+
+
+def _check_chats(
+    job: Job, source: RowSource, columns: Mapping[str, str], facts: ModelFacts
+) -> None:
+    chats = [c for c in columns.values() if is_messages(source.schema.field(c).type)]
+    if chats and not facts.has_chat_template:
+        raise InputError(
+            f"{job.model.path}: the model has no chat template, so the messages of column "
+            f"{chats[0]!r} cannot be read. Name a --tokenizer that has one, or give text."
+        )
 
 
 def _check_places(job: Job, source: RowSource) -> None:

@@ -19,7 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from jobs.model import ModelRef
 from jobs.scoring import Scoring
+from workers.generate import open_pipeline
 from workers.model.folder import find_model
+from workers.model.loading import load_tokenizer
+from workers.score import score
 
 pytestmark = pytest.mark.slow
 
@@ -128,3 +131,25 @@ def test_choices_are_scored_alike_by_one_worker_and_by_two(tmp_path: Path) -> No
     assert rows["predicted_choice"].to_pylist() == [0, 1, 2, 3]
     assert counts.right["predicted_choice"] == 4
     assert "accuracy 1 ± 0" in result.stderr
+
+
+def test_a_conversation_is_scored_as_its_template_writes_it(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    tokenizer = load_tokenizer(find_model(DEMO))
+    pairs = {"context": [messages], "continuation": ["The capital of France is Paris."]}
+    source = tmp_path / "chat.parquet"
+    pq.write_table(pa.table(pairs), source)
+    job = make_job(source, tmp_path / "out", DEMO, scoring=Scoring(token_logprobs=True))
+
+    rows, _ = run_here(job)
+
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>assistant\n")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    answer = tokenizer(pairs["continuation"][0], add_special_tokens=False)["input_ids"]
+    assert rows["num_prompt_tokens"].to_pylist() == [len(ids)]
+    assert rows["token_ids"].to_pylist() == [answer]
+    pipeline = open_pipeline("demo", max_length=512)
+    [alone] = score(pipeline, [[*ids, *answer]], num_context=len(ids))
+    assert rows["loglikelihood"][0].as_py() == pytest.approx(alone.loglikelihood, abs=1e-4)
+    assert rows["is_greedy"].to_pylist() == [alone.is_greedy]

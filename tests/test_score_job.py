@@ -495,3 +495,62 @@ def test_of_equal_choices_the_first_is_predicted_and_what_is_impossible_last() -
     assert scores(never, -9.0).predicted("predicted_choice") == 1
     assert scores(never, -9.0, bare=(never, -1.0)).predicted("predicted_choice_pmi") == 1
     assert scores(-1.0).predicted("predicted_choice_pmi") is None
+
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+
+
+def chats(*rows: list[tuple[str | None, str | None]] | None) -> pa.Array:
+    values = [
+        None if row is None else [{"role": role, "content": content} for role, content in row]
+        for row in rows
+    ]
+    return pa.array(values, MESSAGES)
+
+
+def test_what_follows_messages_is_the_assistants_turn(tmp_path: Path) -> None:
+    """White space at the end of the template's text is its own, not the continuation's."""
+    context = chats([("system", "s"), ("user", "hi")], [], None, [("user", None)])
+    source = write(tmp_path / "in.parquet", context=context, continuation=["yes"] * 4)
+    choices = write(tmp_path / "more.parquet", context=context, choices=[["yes", "n"]] * 4)
+
+    rows, _ = run_here(score_job(source, tmp_path / "out"))
+    more, _ = run_here(score_job(choices, tmp_path / "more", token_logprobs=True))
+
+    pipeline = open_pipeline("echo", engine="echo")
+    text = list(b"system: s\nuser: hi\nassistant: ")
+    both = score(pipeline, [[*text, *b"yes"], [*text, *b"n"]], num_context=len(text))
+    sums = [row.loglikelihood for row in both]
+    assert rows["loglikelihood"][0].as_py() == sums[0]
+    assert more["choice_loglikelihoods"][0].as_py() == sums
+    assert rows["num_prompt_tokens"][0].as_py() == len(text)
+    assert codes(rows) == codes(more)
+    assert codes(rows) == [None, "invalid_messages", "null_prompt", "invalid_messages"]
+
+
+def test_a_chat_template_that_refuses_costs_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(self: object, messages: list[tuple[str, str]]) -> str:
+        if messages[0][0] == "robot":
+            raise ValueError("there is no robot")
+        return "x"
+
+    monkeypatch.setattr("workers.engines.echo.EchoEngine.render", render)
+    context = chats([("robot", "a")], [("user", "b")])
+    source = write(tmp_path / "in.parquet", context=context, continuation=["y", "y"])
+
+    rows, _ = run_here(score_job(source, tmp_path / "out"))
+
+    assert codes(rows) == ["template_error", None]
+    assert "there is no robot" in rows["error"][0]["message"].as_py()
+
+
+def test_messages_without_a_chat_template_are_refused(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    context = chats([("user", "a")])
+    source = write(tmp_path / "in.parquet", context=context, continuation=["y"])
+
+    with pytest.raises(InputError, match="no chat template, so the messages of column 'context'"):
+        make_plan(score_job(source, tmp_path / "out", ModelRef(models["emoji"])))

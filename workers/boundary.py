@@ -14,14 +14,15 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
 def split_pairs(
-    encode: Encode, pairs: Sequence[tuple[str, str]]
+    encode: Encode, pairs: Sequence[tuple[str, str]], *, moves_space: bool = True
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Token ids of each context and of its continuation.
 
+    moves_space: not where a chat template has set the end of the context.
     A context without tokens is (): what is to stand before the continuation is the caller's matter.
     A continuation comes out as () if a token of the context has taken it in.
     """
-    moved = [_move_space(*pair) for pair in pairs]
+    moved = [_move_space(*pair) for pair in pairs] if moves_space else pairs
     texts = list(dict.fromkeys(text for a, b in moved for text in (a, a + b)))
     token_ids = {text: tuple(ids) for text, ids in zip(texts, encode(texts), strict=True)}
     cut = []

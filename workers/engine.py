@@ -82,6 +82,12 @@ class Engine(Protocol):
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. Called while another thread generates, too."""
 
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """A conversation as text that the assistant's turn follows. messages: role and content.
+
+        Raises ValueError if the chat template cannot be applied.
+        """
+
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Text of each list of ids, special tokens left out; None if there is no tokenizer."""
 

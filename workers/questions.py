@@ -7,7 +7,7 @@ from jobs.completion import RowError
 from jobs.kinds.given import refuse
 from jobs.plan import Plan
 from jobs.prompt import Prompt
-from jobs.scoring import Given, Inquiry, Question, ScoreRequest, Target
+from jobs.scoring import Chat, Given, Inquiry, Question, ScoreRequest, Target
 from workers.boundary import cut_windows, split_pairs
 from workers.engine import Engine
 
@@ -21,7 +21,7 @@ def prepare_questions(plan: Plan, engine: Engine, prompts: Sequence[Prompt]) -> 
 
 
 class _Tokenizer:
-    """Token ids of what questions hold, each text tokenized once."""
+    """Token ids of what questions hold, each text tokenized and each chat rendered once."""
 
     def __init__(self, engine: Engine, questions: Sequence[Question]) -> None:
         pairs = dict.fromkeys(
@@ -39,10 +39,28 @@ class _Tokenizer:
         self._encode = encode
         # Without a text there may be no tokenizer.
         split = split_pairs(encode, list(pairs)) if pairs else []
-        self._pairs = dict(zip(pairs, split, strict=True))
+        self._pairs: dict[tuple[str | Chat, str], tuple[Ids, Ids]] = {}
+        self._pairs.update(zip(pairs, split, strict=True))
+        self._texts: dict[Chat, str | RowError] = {}
+        for question in questions:
+            if isinstance(question.context, Chat) and question.context not in self._texts:
+                self._texts[question.context] = _render(engine, question.context)
 
-    def split(self, context: Given, target: Given) -> tuple[Ids, Ids]:
+    def why_not(self, question: Question) -> RowError | None:
+        """Why a question cannot be tokenized."""
+        context = question.context
+        text = self._texts[context] if isinstance(context, Chat) else None
+        return text if isinstance(text, RowError) else None
+
+    def split(self, context: Given | Chat, target: Given) -> tuple[Ids, Ids]:
         """Token ids of a context and of what follows it."""
+        if isinstance(context, Chat):
+            text = self._texts[context]
+            assert isinstance(text, str), "the chat could not be rendered"
+            if not isinstance(target, str):
+                return self._alone(text), target
+            [pair] = split_pairs(self._encode, [(text, target)], moves_space=False)
+            return pair
         if isinstance(context, str) and isinstance(target, str):
             return self._pairs[context, target]
         return self._alone(context), self._alone(target)
@@ -53,10 +71,19 @@ class _Tokenizer:
         return tuple(self._encode([given])[0]) if given else ()
 
 
+def _render(engine: Engine, chat: Chat) -> str | RowError:
+    try:
+        return engine.render(chat.messages)
+    except ValueError as error:
+        return refuse("template_error", f"The chat template cannot be applied: {error}")
+
+
 def _ask(plan: Plan, tokenizer: _Tokenizer, prompt: Prompt) -> Prompt:
     question = prompt.question
     assert question is not None
     bare = dataclasses.replace(prompt, question=None)
+    if (reason := tokenizer.why_not(question)) is not None:
+        return dataclasses.replace(bare, error=reason)
     split = [tokenizer.split(question.context or "", target) for target in question.targets]
     for ids in (ids for pair in split for ids in pair):
         if (error := _find_stranger(plan, ids)) is not None:

@@ -1,12 +1,12 @@
 """Cells that hold text or token ids, alone or in lists."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from jobs.completion import ErrorCode, RowError
-from jobs.scoring import Given
+from jobs.scoring import Chat, Given
 
 
 def refuse(code: ErrorCode, message: str) -> RowError:
@@ -63,6 +63,38 @@ def read_given(column: pa.ChunkedArray, what: str) -> list[Given | RowError]:
         value if isinstance(value, RowError) else check_given(value, what)
         for value in read_cells(column, what)
     ]
+
+
+def is_messages(type_: pa.DataType) -> bool:
+    """True for a column of conversations: lists of a role and a content."""
+    if not is_list(type_) or not pa.types.is_struct(type_.value_type):
+        return False
+    fields = {field.name: field.type for field in type_.value_type}
+    return fields.keys() == {"role", "content"} and all(map(is_text, fields.values()))
+
+
+def read_contexts(column: pa.ChunkedArray) -> list[Given | Chat | RowError]:
+    """The same of contexts, which may be conversations, too."""
+    if not is_messages(column.type):
+        return [*read_given(column, "context")]
+    return [
+        value if isinstance(value, RowError) else _check_chat(value)
+        for value in read_cells(column, "context")
+    ]
+
+
+def _check_chat(value: Sequence[Mapping[str, str | None] | None] | None) -> Chat | RowError:
+    if value is None:
+        return refuse("null_prompt", "The context is null.")
+    if not value:
+        return refuse("invalid_messages", "The context has no message.")
+    messages = []
+    for place, message in enumerate(value):
+        role, content = (message or {}).get("role"), (message or {}).get("content")
+        if role is None or content is None:
+            return refuse("invalid_messages", f"The message at place {place} has a null in it.")
+        messages.append((role, content))
+    return Chat(tuple(messages))
 
 
 def read_cells(column: pa.ChunkedArray, what: str) -> Sequence[Any | RowError]:

@@ -9,14 +9,16 @@ from jobs.kinds.given import (
     check_given,
     is_given,
     is_list,
+    is_messages,
     is_null,
     is_text,
     read_cells,
+    read_contexts,
     read_given,
     refuse,
 )
 from jobs.kinds.kind import Cells, Columns, Kind, PromptValue
-from jobs.scoring import Given, Question
+from jobs.scoring import Chat, Given, Question
 
 
 def _read_texts(columns: Columns) -> list[PromptValue]:
@@ -27,7 +29,7 @@ def _read_texts(columns: Columns) -> list[PromptValue]:
 
 
 def _read_continuations(columns: Columns) -> list[PromptValue]:
-    contexts = read_given(columns["context_column"], "context")
+    contexts = read_contexts(columns["context_column"])
     continuations = read_given(columns["continuation_column"], "continuation")
     questions: list[PromptValue] = []
     for context, continuation in zip(contexts, continuations, strict=True):
@@ -41,17 +43,18 @@ def _read_continuations(columns: Columns) -> list[PromptValue]:
 
 
 def _read_choices(columns: Columns) -> list[PromptValue]:
-    contexts = read_given(columns["context_column"], "context")
+    contexts = read_contexts(columns["context_column"])
     lists = read_cells(columns["choices_column"], "list of choices")
     has_labels = "label_column" in columns
     labels = read_cells(columns["label_column"], "label") if has_labels else [None] * len(lists)
     return [_ask(*cells) for cells in zip(contexts, lists, labels, strict=True)]
 
 
-def _ask(context: Given | RowError, choices: Any, label: Any) -> PromptValue:
-    for value in (context, choices, label):
-        if isinstance(value, RowError):
-            return value
+def _ask(context: Given | Chat | RowError, choices: Any, label: Any) -> PromptValue:
+    if isinstance(context, RowError):
+        return context
+    if isinstance(choices, RowError) or isinstance(label, RowError):
+        return choices if isinstance(choices, RowError) else label
     if choices is None:
         return refuse("null_prompt", "The list of choices is null.")
     if not choices:
@@ -65,8 +68,8 @@ def _ask(context: Given | RowError, choices: Any, label: Any) -> PromptValue:
             return refuse("empty_continuation", f"The choice at place {place} is empty.")
         targets.append(target)
     right = _find_label(targets, label)
-    if isinstance(right, RowError) or isinstance(context, RowError):
-        return right if isinstance(right, RowError) else context
+    if isinstance(right, RowError):
+        return right
     return Question(tuple(targets), context, right)
 
 
@@ -92,7 +95,12 @@ def _is_label(type_: pa.DataType) -> bool:
 
 _EMPTY = refuse("empty_prompt", "The text is empty.")
 _GIVEN = "text or lists of integers"
-_CONTEXT = Cells("context", _GIVEN, is_given, is_text)
+_CONTEXT = Cells(
+    "context",
+    f"{_GIVEN}, or lists of messages with role and content",
+    lambda type_: is_given(type_) or is_messages(type_),
+    lambda type_: is_text(type_) or is_messages(type_),
+)
 
 TEXT = Kind({"text_column": Cells("text", _GIVEN, is_given, is_text)}, _read_texts)
 CONTINUATION = Kind(

@@ -72,6 +72,7 @@ class EchoEngine:
             eos_token_ids=(EOS,),
             defaults=SamplingDefaults(),
             has_tokenizer=True,
+            has_chat_template=True,
             dtype="float32",
             first_token_id=EOS,
         )
@@ -102,6 +103,11 @@ class EchoEngine:
         if self._is_faulty:
             faults.spoil_texts(texts)
         return [list(text.encode()) for text in texts]
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """A line a message."""
+        lines = [f"{role}: {content}\n" for role, content in messages]
+        return "".join([*lines, "assistant: "])
 
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Bytes as text, with a replacement character for what is no UTF-8."""

@@ -130,6 +130,22 @@ class TorchEngine:
             ids.append(list(encoded["input_ids"]))
         return ids
 
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """By the tokenizer's chat template, which writes its special tokens itself."""
+        from jinja2 import TemplateError
+
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "the model has no tokenizer"
+        chat = [{"role": role, "content": content} for role, content in messages]
+        try:
+            with self._turn:
+                text = tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True
+                )
+        except (TemplateError, TypeError, LookupError) as error:
+            raise ValueError(str(error)) from error
+        return str(text)
+
     def decode(self, token_ids: Sequence[Sequence[int]]) -> list[str | None]:
         """Text of each list of ids, special tokens left out; None without a tokenizer."""
         if self._tokenizer is None:

@@ -41,12 +41,14 @@ def read_facts(model: ModelRef) -> ModelFacts:
     eos = _ids(text_config.eos_token_id) | _ids(config.eos_token_id)
     eos |= _ids(generation.get("eos_token_id"))
     added: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    has_chat_template = False
     if has_tokenizer:
         tokenizer = load_tokenizer(
             find_tokenizer(model, folder), trust_remote_code=model.trust_remote_code
         )
         eos |= _ids(tokenizer.eos_token_id)
         added = _added_token_ids(tokenizer)
+        has_chat_template = tokenizer.chat_template is not None
         firsts = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     unknown = sorted(token_id for token_id in eos if not 0 <= token_id < text_config.vocab_size)
     if unknown:
@@ -61,6 +63,7 @@ def read_facts(model: ModelRef) -> ModelFacts:
         has_tokenizer=has_tokenizer,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         added_token_ids=added,
+        has_chat_template=has_chat_template,
         first_token_id=next((i for i in firsts if i in range(text_config.vocab_size)), None),
         revision=revision_of(model, folder),
         files=tuple(str(path) for path in [*weights, *side_files(model, folder)]),
