@@ -350,7 +350,9 @@ def test_the_capture_reaches_the_pipeline(const5: BatchPipeline) -> None:
 
 
 def test_capture_is_plain_data() -> None:
-    assert dataclasses.asdict(Capture(5, True)) == {"logprobs": 5, "logits": True}
+    assert dataclasses.asdict(Capture(5, True)) == {
+        "logprobs": 5, "logits": True, "prompt_logprobs": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
