@@ -24,6 +24,7 @@ LIBRARIES = {
     "safetensors": {"workers"},
     "huggingface_hub": {"workers"},
     "pyarrow": {"jobs", "runner"},
+    "lm_eval": {"workers"},
 }
 """pyarrow in runner: show.py hands tables from jobs to pandas, manifest.py keeps a schema."""
 FILES = sorted(path for folder in BELOW for path in (ROOT / folder).rglob("*.py"))
@@ -55,6 +56,14 @@ def test_pandas_stands_in_one_file() -> None:
     users = [path.name for path in FILES if "pandas" in {n.split(".")[0] for n in imports(path)}]
 
     assert users == ["show.py"]
+
+
+def test_the_harness_stays_optional() -> None:
+    """It is an extra: one file uses it, which nobody else imports."""
+    users = [path.name for path in FILES if "lm_eval" in {n.split(".")[0] for n in imports(path)}]
+
+    assert users == ["lm_eval.py"]
+    assert not [path for path in FILES if "workers.lm_eval" in imports(path)]
 
 
 def test_the_runner_knows_of_workers_by_name_alone() -> None:
