@@ -148,7 +148,8 @@ def test_a_task_runs_to_its_figures(tmp_path: Path) -> None:
     data.write_text("\n".join(map(json.dumps, lines)))
     task = {
         "task": "capitals", "dataset_path": "json", "test_split": "test",
-        "dataset_kwargs": {"data_files": {"test": str(data)}}, "output_type": "multiple_choice",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "cache")},
+        "output_type": "multiple_choice",
         "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}",
         "target_delimiter": "", "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
