@@ -66,7 +66,7 @@ class Job:
     logprobs: int | None = None
     "None: none. 0: of the chosen tokens. K: of the K most likely tokens as well."
     prompt_logprobs: int | None = None
-    "The same of the prompt's tokens. K is limited: those of all prompts of a batch are held."
+    "The same of the prompt's tokens. K is limited: those of all prompts of a shard are held."
     output_logits: bool = False
     "Of the new tokens, or of those that are scored."
     logits_dtype: Literal["float32", "float16"] = "float32"

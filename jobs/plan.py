@@ -120,7 +120,8 @@ def settle_rows_per_shard(job: Job, num_rows: int, bulky_bytes_per_row: int) -> 
         return packing.rows_per_shard
     batches = math.ceil(num_rows / (SHARDS_WANTED * packing.rows_per_batch))
     rows = packing.rows_per_batch * min(max(batches, 1), BATCHES_PER_SHARD)
-    if job.scoring is not None and job.output_logits:  # How long rows are is not known yet.
+    is_long = job.output_logits if job.scoring is not None else bool(job.prompt_logprobs)
+    if is_long:  # Much is held of each token of what is given, and how long that is is not known.
         rows = min(rows, packing.rows_per_batch)
     if bulky_bytes_per_row:
         rows = min(rows, max(1, packing.logits_budget_bytes // bulky_bytes_per_row))

@@ -84,7 +84,7 @@ def _score_names(plan: Plan, schema: pa.Schema) -> list[str]:
 def _compare_scores(
     row_id: int, then: Mapping[str, pa.Scalar], now: Mapping[str, pa.Scalar]
 ) -> Repeat:
-    """Cell by cell; sums and log-probabilities may be a little apart."""
+    """Cell by cell; log-probabilities may be a little apart, and sums by so much a token."""
     is_same, difference, problem = True, 0.0, None
     for name, old in then.items():
         new = now[name]
@@ -94,11 +94,19 @@ def _compare_scores(
         if name in (*SUMS, "logprobs") and old.is_valid and new.is_valid:
             pair = [np.atleast_1d(np.asarray(cell.as_py(), np.float64)) for cell in (old, new)]
             if len(pair[0]) == len(pair[1]):
-                difference = max(difference, greatest_difference(*pair))
+                size = 1 if name == "logprobs" else _num_tokens(then)
+                difference = max(difference, greatest_difference(*pair) / size)
                 continue
         said = f"{name} was {old.as_py()!r}, is now {new.as_py()!r}"
         problem = problem or said
     return Repeat(row_id, is_same, problem, difference)
+
+
+def _num_tokens(row: Mapping[str, pa.Scalar]) -> int:
+    """Tokens of a row's sums, or of the shortest of them."""
+    name = "choice_num_tokens" if "choice_num_tokens" in row else "num_scored_tokens"
+    lengths = row[name].as_py() or 1
+    return max(1, min(lengths) if isinstance(lengths, list) else lengths)
 
 
 def _may_pass(error: Mapping[str, Any] | None) -> bool:

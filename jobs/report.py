@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import inf, isfinite
 from typing import Any
 
 from jobs.lessons import Lessons
@@ -64,6 +65,8 @@ class Counts:
         """The counts by name, for JSON."""
         named: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
         plain = {name: dict(v) if isinstance(v, Counter) else v for name, v in named.items()}
+        if not isfinite(self.loglikelihood):  # JSON has no word for minus infinity.
+            plain["loglikelihood"] = None
         return plain | {"idle_share": self.idle_share}
 
     @classmethod
@@ -77,6 +80,8 @@ class Counts:
             if f.name in _LATER and f.name not in record:
                 continue
             value = record[f.name]
+            if f.name == "loglikelihood" and value is None:
+                value = -inf
             if f.type in (int, float):
                 named[f.name] = f.type(value)
             else:

@@ -169,11 +169,12 @@ def _check_sampling(job: Job, sampling: RowSampling, facts: ModelFacts, max_leng
             f"max_new_tokens must be between 1 and {max_length - 1}, got "
             f"{sampling.max_new_tokens}: a row holds {max_length} tokens, prompt included."
         )
-    if job.logprobs is not None and job.logprobs > facts.vocab_size:
-        raise SettingError(
-            f"logprobs must be between 0 and {facts.vocab_size}, the size of the vocabulary, got "
-            f"{job.logprobs}."
-        )
+    for name, number in (("logprobs", job.logprobs), ("prompt_logprobs", job.prompt_logprobs)):
+        if number is not None and number > facts.vocab_size:
+            raise SettingError(
+                f"{name} must be between 0 and {facts.vocab_size}, the size of the vocabulary, got "
+                f"{number}."
+            )
     for token_id in sorted(sampling.stop_token_ids):
         if not 0 <= token_id < facts.vocab_size:
             raise SettingError(

@@ -13,6 +13,7 @@ from jobs.checks import Expected, check_part
 from jobs.errors import JobError, OutputError
 from jobs.folder import MANIFEST, SUCCESS, is_finished, list_parts, part_name, read_json
 from jobs.identity import find_differences
+from jobs.metrics import measure
 from jobs.plan import Shard
 from jobs.records import read_record
 from jobs.repeat import Repeat
@@ -23,7 +24,10 @@ from runner.manifest import Intent, describe_job, read_asked, read_intent
 from runner.plan import make_plan
 from runner.words import counted, finite
 
-_COUNTS = ("rows", "failed", "prompt_tokens", "new_tokens")
+_COUNTS = (
+    "rows", "failed", "prompt_tokens", "new_tokens", "scored_tokens", "scored_bytes",
+    "scored_words", "loglikelihood", "greedy", "labelled", "right",
+)  # fmt: skip
 _MOST_SHOWN = 20
 _MOST_DIFFERENCE = 1e-3
 "Log-probabilities that are further apart, in nats, are another model's or another input's."
@@ -77,7 +81,8 @@ def verify_output(folder: str, rerun_sample: int) -> Verdict:
     known = {shard: record for shard, record in records.items() if record.shard == shard}
     verdict.problems += _check_parts(folder, names, known, intent)
     if len(known) == len(shards):
-        verdict.problems += _check_account(folder, list(known.values()))
+        kind = str(intent.job["identity"]["kind"])
+        verdict.problems += _check_account(folder, kind, list(known.values()))
     if rerun_sample and verdict.problems:
         verdict.problems.append("no row was answered again, since the parts are not sound.")
     elif rerun_sample:
@@ -115,15 +120,17 @@ def _first_plain_step(identity: Mapping[str, Any]) -> int | None:
     return None if sampling.has_penalties else sampling.min_new_tokens
 
 
-def _check_account(folder: str, records: Sequence[ShardReport]) -> Iterator[str]:
+def _check_account(folder: str, kind: str, records: Sequence[ShardReport]) -> Iterator[str]:
     """The folder's own account of itself: marker, manifest, and numbers that add up."""
     if not is_finished(folder):
         yield f"{SUCCESS} or {MANIFEST} is missing: the job has not ended. Go on with --resume."
         return
-    found = sum((record.counts for record in records), Counts()).record()
+    counts = sum((record.counts for record in records), Counts())
+    found, metrics = counts.record(), measure(kind, counts)
     try:
         manifest: Any = read_json(folder, MANIFEST)
         said = {name: manifest["counts"][name] for name in _COUNTS}
+        said_metrics = manifest["metrics"]
         parts = [Part(**part) for part in manifest["parts"]]
     except (OutputError, LookupError, TypeError) as error:
         yield f"{MANIFEST}: is missing, damaged, or another version's: {error}"
@@ -131,6 +138,8 @@ def _check_account(folder: str, records: Sequence[ShardReport]) -> Iterator[str]
     for name in _COUNTS:
         if said[name] != found[name]:
             yield f"{MANIFEST}: {name} is {said[name]}; the records add up to {found[name]}."
+    if said_metrics != {name: finite(value) for name, value in metrics.items()}:
+        yield f"{MANIFEST}: metrics are {said_metrics}; the records make {metrics}."
     if parts != [record.part for record in records]:
         yield f"{MANIFEST}: its list of parts is not what their records say."
 

@@ -12,6 +12,7 @@ from tiny_models import save, successor_model
 from cluster.placement import Placement
 from jobs.errors import SettingError
 from jobs.model import ModelRef
+from runner.plan import make_plan
 from runner.run import run_job
 from runner.verify import verify_output
 from workers.generate import open_pipeline
@@ -95,6 +96,28 @@ def test_without_alternatives_there_are_no_columns_of_them(tmp_path: Path) -> No
 def test_too_many_alternatives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="prompt_logprobs must be between 0 and 64, got 65"):
         echo_job(tmp_path / "in", tmp_path / "out", prompt_logprobs=65)
+
+
+def test_more_alternatives_than_words_are_refused(tmp_path: Path, models: dict[str, str]) -> None:
+    source = write_prompts(tmp_path / "in.parquet", ["a"], ids=pa.array([[1, 2]]))
+    job = make_job(
+        source, tmp_path / "out", ModelRef(models["const5"]), prompt_logprobs=6,
+        token_ids_column="ids",
+    )  # fmt: skip
+
+    with pytest.raises(SettingError, match="prompt_logprobs must be between 0 and 5"):
+        make_plan(job)
+
+
+def test_shards_of_long_lists_are_small(tmp_path: Path) -> None:
+    """All prompts of a shard are held at once."""
+    source = write_prompts(tmp_path / "in.parquet", ["a"] * 2000)
+    sizes = [
+        make_plan(echo_job(source, tmp_path / "out", prompt_logprobs=n)).rows_per_shard
+        for n in (0, 1)
+    ]
+
+    assert sizes == [32, 4]
 
 
 def test_an_empty_input_has_the_columns(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from workers.model import scoring
 from workers.model.kernels import Kernels, load_kernels
 from workers.model.kv_cache import PAGE, Pages
 from workers.model.opening import open_ragged
-from workers.model.prefixes import plan_nodes
+from workers.model.prefixes import is_alone, plan_nodes
 from workers.model.shape import LayerShape
 from workers.pipeline import PipelineLimits, ScoringPipeline, TokenScores
 from workers.score import score
@@ -231,7 +231,7 @@ def test_a_long_row_alone_is_scored_in_one_pass_with_one_layers_keys(
     pipeline = open_tiny(model, load_kernels() if is_compiled else None)
     theirs = expected(alone(model, rows), rows, contexts)
     nodes, _ = plan_nodes([ScoreRequest(tuple(r), c) for r, c in zip(rows, contexts, strict=True)])
-    lonely = [row for row in range(len(nodes)) if scoring._is_alone(nodes, row)]
+    lonely = [row for row in range(len(nodes)) if is_alone(nodes, row, 30)]
     assert len(lonely) == 2
     assert max(len(node.token_ids) for node in nodes if node.sharer is not None) > 30
 
@@ -239,6 +239,26 @@ def test_a_long_row_alone_is_scored_in_one_pass_with_one_layers_keys(
         ours = score(pipeline, rows, num_context=contexts)
         for found, logprobs in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(found.logprobs, logprobs, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tokens_per_pass", [30, 1000])
+def test_logits_that_are_kept_are_those_of_each_row_alone(
+    tokens_per_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_TOKENS_PER_PASS", tokens_per_pass)
+    monkeypatch.setattr(scoring, "_LOGITS_BYTES", 4 * VOCAB * 7)
+    model = random_model(make_config("Llama", RUN["Llama"]))
+    rows, contexts = family(4)
+    requests = [ScoreRequest(tuple(r), c) for r, c in zip(rows, contexts, strict=True)]
+
+    found = open_tiny(model, load_kernels()).score(requests, 2, keeps_logits=True)
+
+    for row, theirs in enumerate(alone(model, rows)):
+        expected_logits = theirs[contexts[row] - 1 : -1].numpy()
+        np.testing.assert_allclose(found[row].logits, expected_logits, atol=2e-4)
+        np.testing.assert_allclose(
+            found[row].logprobs, expected([theirs], [rows[row]], [contexts[row]])[0], atol=2e-4
+        )
 
 
 def test_pages_that_pass_are_one_place_for_all_layers_alike() -> None:

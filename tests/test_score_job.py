@@ -185,6 +185,36 @@ def _as_bytes(columns: dict[str, list[object]]) -> dict[str, pa.Array]:
     }
 
 
+def test_empty_token_ids_before_text_are_an_empty_context(tmp_path: Path) -> None:
+    contexts = pa.array([[97], []], pa.list_(pa.int32()))
+    source = write(tmp_path / "in.parquet", context=contexts, continuation=["bc", "d"])
+
+    rows, _ = run_here(score_job(source, tmp_path / "out"))
+
+    expected = given_bytes(("a", "bc"), ("", "d"))
+    assert rows["loglikelihood"].to_pylist() == [value for value, _ in expected]
+
+
+def test_a_sum_of_minus_infinity_is_no_number_in_json() -> None:
+    counts = Counts(rows=1, loglikelihood=-math.inf)
+
+    text = json.dumps(counts.record(), allow_nan=False)
+
+    assert Counts.from_record(json.loads(text)) == counts
+
+
+def test_verify_finds_figures_that_the_records_do_not_make(tmp_path: Path) -> None:
+    job = score_job(write(tmp_path / "in.parquet", text=["ab"]), tmp_path / "out")
+    run_here(job)
+    assert problems(job) == []
+    path = tmp_path / "out" / MANIFEST
+    path.write_text(path.read_text().replace('"perplexity": ', '"perplexity": 1'))
+
+    [found] = verify_output(job.output, 0).problems
+
+    assert "metrics are" in found
+
+
 def test_rows_that_cannot_be_scored_are_errors_and_cost_no_other(tmp_path: Path) -> None:
     source = write(
         tmp_path / "in.parquet",

@@ -1,6 +1,7 @@
 """A batch of prompts through a BatchPipeline: what the engines with a pipeline have in common."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -120,7 +121,8 @@ def score_batch(
         assert prompt.inquiry is not None, f"row {prompt.row_id} asks for nothing"
         inquiries.append(prompt.inquiry)
     requests = [request for inquiry in inquiries for request in inquiry.requests]
-    found = iter(pipeline.score(requests, 0, keeps_logits=capture.logits))
+    # What a row has taken is held by it alone, since logits are large.
+    found = deque(pipeline.score(requests, 0, keeps_logits=capture.logits))
     return [
         _complete_scores(prompt, inquiry, capture, found)
         for prompt, inquiry in zip(prompts, inquiries, strict=True)
@@ -128,11 +130,11 @@ def score_batch(
 
 
 def _complete_scores(
-    prompt: Prompt, inquiry: Inquiry, capture: Capture, found: Iterator[TokenScores]
+    prompt: Prompt, inquiry: Inquiry, capture: Capture, found: deque[TokenScores]
 ) -> Completion:
     """Takes the row's scores from those that are found, in the order of its requests."""
-    targets = [[next(found) for _ in target.requests] for target in inquiry.targets]
-    others = [[next(found) for _ in target.requests] for target in inquiry.unconditional]
+    targets = [[found.popleft() for _ in target.requests] for target in inquiry.targets]
+    others = [[found.popleft() for _ in target.requests] for target in inquiry.unconditional]
     parts = [part for target in targets for part in target]
     num_prompt_tokens = len(prompt.token_ids or ())
     if any(np.isnan(part.logprobs).any() for target in targets + others for part in target):

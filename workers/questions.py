@@ -84,7 +84,8 @@ def _ask(plan: Plan, tokenizer: _Tokenizer, prompt: Prompt) -> Prompt:
     bare = dataclasses.replace(prompt, question=None)
     if (reason := tokenizer.why_not(question)) is not None:
         return dataclasses.replace(bare, error=reason)
-    split = [tokenizer.split(question.context or "", target) for target in question.targets]
+    context_given: Given | Chat = "" if question.context is None else question.context
+    split = [tokenizer.split(context_given, target) for target in question.targets]
     for ids in (ids for pair in split for ids in pair):
         if (error := _find_stranger(plan, ids)) is not None:
             return dataclasses.replace(bare, error=error)

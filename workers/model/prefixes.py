@@ -57,6 +57,12 @@ def plan_nodes(requests: Sequence[ScoreRequest]) -> tuple[list[Node], list[list[
     return nodes, wants
 
 
+def is_alone(nodes: Sequence[Node], row: int, most: int) -> bool:
+    """True for what is longer than most tokens, and begins as nothing else does."""
+    is_shared = row + 1 < len(nodes) and nodes[row + 1].sharer == row
+    return len(nodes[row].token_ids) > most and nodes[row].sharer is None and not is_shared
+
+
 def _count_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Tokens with which both begin."""
     most = min(len(a), len(b))

@@ -15,7 +15,7 @@ from workers.model.attention import RaggedPass
 from workers.model.halves import Halves
 from workers.model.kernels import Kernels
 from workers.model.kv_cache import KVCache, PagePool
-from workers.model.prefixes import Node, Want, plan_nodes
+from workers.model.prefixes import Node, Want, is_alone, plan_nodes
 from workers.model.readout import Readout
 from workers.model.shape import LayerShape
 from workers.model.steps import PromptSpan, cut_passes
@@ -25,6 +25,9 @@ _TOKENS_PER_PASS = 1024
 "As for prompts that are to be answered: as many as a processor's caches hold activations of."
 _LOGITS_BYTES = 2**25
 "Most bytes of logits at a time."
+
+Asked = tuple[Want, npt.NDArray[np.int64]]
+"What is asked, and where the states for it stand in a pass."
 
 
 class Scorer:
@@ -40,6 +43,8 @@ class Scorer:
         """shapes: of the layers, as they were found when the model was proved."""
         self._halves = Halves(model)
         self._vocab_size = model.config.get_text_config().vocab_size
+        self._chunk: int = max(1, _LOGITS_BYTES // (4 * self._vocab_size))
+        "Places whose logits are made at a time."
         self._shapes = shapes
         self._kernels = kernels
         self._readout = Readout(kernels)
@@ -55,7 +60,7 @@ class Scorer:
         width = self._vocab_size * keeps_logits
         scores = [_empty(len(r.token_ids) - r.num_context, num_top, width) for r in requests]
         nodes, wants = plan_nodes(requests)
-        alone = [row for row in range(len(nodes)) if _is_alone(nodes, row)]
+        alone = [row for row in range(len(nodes)) if is_alone(nodes, row, _TOKENS_PER_PASS)]
         with torch.inference_mode():
             for row in alone:
                 self._score_alone(nodes[row], wants[row], requests, scores)
@@ -89,7 +94,7 @@ class Scorer:
         spans = [
             PromptSpan(cache, row, node.token_ids, node.num_shared, len(node.token_ids))
             for row, node in enumerate(nodes)
-            if not _is_alone(nodes, row)
+            if not is_alone(nodes, row, _TOKENS_PER_PASS)
         ]
         for taken in cut_passes(spans, _TOKENS_PER_PASS):
             for span in taken:
@@ -101,7 +106,8 @@ class Scorer:
     def _claim(self, nodes: Sequence[Node]) -> KVCache:
         """Room for the node before a pass, and for those of one pass, the last of them cut."""
         sizes = [
-            0 if _is_alone(nodes, row) else len(node.token_ids) for row, node in enumerate(nodes)
+            0 if is_alone(nodes, row, _TOKENS_PER_PASS) else len(node.token_ids)
+            for row, node in enumerate(nodes)
         ]
         cache = KVCache(
             self._pool,
@@ -145,22 +151,32 @@ class Scorer:
         scores: Sequence[TokenScores],
     ) -> None:
         """Runs the head where it is wanted, and fills in what it says."""
-        asked: list[Want] = []
-        places: list[npt.NDArray[np.int64]] = []
-        first = 0
+        asked: list[Asked] = []
+        first, keeps_logits = 0, scores[0].logits.shape[1] > 0
         for span in spans:
             for want in wants[span.row]:
                 start, stop = max(want.start, span.start), min(want.stop, span.stop)
-                if start < stop:
-                    asked.append(Want(want.request, start, stop))
-                    places.append(np.arange(start, stop) + (first - span.start))
+                # Logits that are kept are not held twice, but for a few at a time.
+                size = self._chunk if keeps_logits else max(stop - start, 1)
+                for begin in range(start, stop, size):
+                    piece = Want(want.request, begin, min(begin + size, stop))
+                    here = np.arange(piece.start, piece.stop) + (first - span.start)
+                    asked.append((piece, here))
             first += span.num_tokens
-        if not asked:
-            return
-        next_ids = [requests[w.request].token_ids[w.start + 1 : w.stop + 1] for w in asked]
-        found = self._look(states, np.concatenate(places), np.concatenate(next_ids), scores[0])
-        first = 0
-        for want in asked:
+        for together in [[one] for one in asked] if keeps_logits else [asked] * bool(asked):
+            self._fill(states, together, requests, scores)
+
+    def _fill(
+        self,
+        states: torch.Tensor,
+        asked: Sequence[Asked],
+        requests: Sequence[ScoreRequest],
+        scores: Sequence[TokenScores],
+    ) -> None:
+        next_ids = [requests[w.request].token_ids[w.start + 1 : w.stop + 1] for w, _ in asked]
+        places = np.concatenate([here for _, here in asked])
+        found, first = self._look(states, places, np.concatenate(next_ids), scores[0]), 0
+        for want, _ in asked:
             shift = 1 - requests[want.request].num_context
             there = slice(want.start + shift, want.stop + shift)
             here = slice(first, first + want.stop - want.start)
@@ -179,24 +195,16 @@ class Scorer:
         num_top, width = like.top_ids.shape[1], like.logits.shape[1]
         found = _empty(len(places), num_top, width)
         places, which = np.unique(places, return_inverse=True)
-        chunk = max(1, _LOGITS_BYTES // (4 * self._vocab_size))
-        for start in range(0, len(places), chunk):
-            taken = torch.from_numpy(places[start : start + chunk]).to(states.device)
+        for start in range(0, len(places), self._chunk):
+            taken = torch.from_numpy(places[start : start + self._chunk]).to(states.device)
             z = self._halves.logits(states[taken]).float()
-            mine = np.flatnonzero((start <= which) & (which < start + chunk))
+            mine = np.flatnonzero((start <= which) & (which < start + self._chunk))
             rows = torch.from_numpy(which[mine] - start).to(z.device)
             ids = torch.from_numpy(token_ids[mine]).to(z.device)
             scores = self._readout.score(z, rows, ids, num_top, keeps_logits=width > 0)
             for whole, part in zip(_arrays(found), _arrays(scores), strict=True):
                 whole[mine] = part
         return found
-
-
-def _is_alone(nodes: Sequence[Node], row: int) -> bool:
-    """True for what is longer than a pass, and begins as nothing else does."""
-    is_shared = row + 1 < len(nodes) and nodes[row + 1].sharer == row
-    is_long = len(nodes[row].token_ids) > _TOKENS_PER_PASS
-    return is_long and nodes[row].sharer is None and not is_shared
 
 
 def _release(cache: KVCache, rows: Sequence[int]) -> None:
