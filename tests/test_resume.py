@@ -90,7 +90,7 @@ def test_a_finished_job_has_nothing_to_do(tmp_path: Path) -> None:
 
     done, finished = finish(job, "resume")
 
-    assert (done, finished.seconds, finished.new_tokens) == ([], 0.0, 0)
+    assert (done, finished.seconds, finished.num_tokens) == ([], 0.0, 0)
     assert finished.counts.failed == {"null_prompt": 1}
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()} == before
 
