@@ -78,6 +78,11 @@ class Plan:
         return replace(packing, logits_budget_bytes=half)
 
     @property
+    def added_token_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the tokenizer puts before and after each text."""
+        return ((), ()) if self.job.add_special_tokens == "no" else self.facts.added_token_ids
+
+    @property
     def input_columns(self) -> list[str]:
         """Columns that are read: those that are kept, and those of the prompt."""
         return list(dict.fromkeys([*self.kept_columns, *self.prompt_columns.values()]))

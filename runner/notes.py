@@ -42,9 +42,9 @@ def _of_scores(plan: Plan) -> list[str]:
 def _of_text(plan: Plan) -> list[str]:
     if not plan.reads_text or plan.kind == "texts":
         return []
-    before, after = plan.facts.added_token_ids
+    before, after = plan.added_token_ids
     what, added = ("text", before + after) if plan.job.scoring is None else ("context", before)
-    said = "nothing" if plan.job.add_special_tokens == "no" or not added else _tokens(added)
+    said = _tokens(added) if added else "nothing"
     return [f"The tokenizer adds {said} to a {what}."]
 
 

@@ -6,7 +6,8 @@ generate() refuses a whole batch for one bad row, so bad rows are told apart bef
 import dataclasses
 from collections.abc import Sequence
 
-from jobs.completion import ErrorCode, RowError
+from jobs.completion import ErrorCode
+from jobs.kinds.given import find_stranger, refuse
 from jobs.plan import Plan
 from jobs.prompt import Prompt
 from workers.engine import Engine
@@ -39,15 +40,8 @@ def _check(plan: Plan, prompt: Prompt) -> Prompt:
     token_ids = prompt.token_ids or ()
     if not token_ids:
         return _refuse(prompt, "empty_prompt", "The prompt has no tokens.")
-    vocab_size = plan.facts.vocab_size
-    for place, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocab_size:
-            return _refuse(
-                prompt,
-                "invalid_token_id",
-                f"The token id at place {place} is {token_id}; the model knows 0 to "
-                f"{vocab_size - 1}.",
-            )
+    if (error := find_stranger(token_ids, plan.facts.vocab_size)) is not None:
+        return dataclasses.replace(prompt, error=error)
     return _fit(plan, prompt, token_ids)
 
 
@@ -76,10 +70,8 @@ def _fit(plan: Plan, prompt: Prompt, token_ids: tuple[int, ...]) -> Prompt:
 
 def _added(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the tokenizer has put before and after the text of each prompt."""
-    if not plan.reads_text or plan.job.add_special_tokens == "no":
-        return (), ()
-    return plan.facts.added_token_ids
+    return plan.added_token_ids if plan.reads_text else ((), ())
 
 
 def _refuse(prompt: Prompt, code: ErrorCode, message: str) -> Prompt:
-    return dataclasses.replace(prompt, error=RowError("prompt", code, message))
+    return dataclasses.replace(prompt, error=refuse(code, message))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jobs.completion import RowError
-from jobs.kinds.given import refuse
+from jobs.kinds.given import find_stranger, refuse
 from jobs.plan import Plan
 from jobs.prompt import Prompt
 from jobs.scoring import Chat, Given, Inquiry, Question, ScoreRequest, Target
@@ -87,20 +87,11 @@ def _ask(plan: Plan, tokenizer: _Tokenizer, prompt: Prompt) -> Prompt:
     context_given: Given | Chat = "" if question.context is None else question.context
     split = [tokenizer.split(context_given, target) for target in question.targets]
     for ids in (ids for pair in split for ids in pair):
-        if (error := _find_stranger(plan, ids)) is not None:
+        if (error := find_stranger(ids, plan.facts.vocab_size)) is not None:
             return dataclasses.replace(bare, error=error)
     if question.context is None:
         return _ask_text(plan, bare, question, split[0][1])
     return _ask_targets(plan, bare, question, split)
-
-
-def _find_stranger(plan: Plan, token_ids: Ids) -> RowError | None:
-    size = plan.facts.vocab_size
-    for place, token_id in enumerate(token_ids):
-        if not 0 <= token_id < size:
-            said = f"The token id at place {place} is {token_id}; the model knows 0 to {size - 1}."
-            return refuse("invalid_token_id", said)
-    return None
 
 
 def _ask_text(plan: Plan, prompt: Prompt, question: Question, token_ids: Ids) -> Prompt:
@@ -125,7 +116,7 @@ def _ask_targets(
             which = f"choice at place {place}" if plan.kind == "choices" else "continuation"
             said = f"The {which} has no token of its own: one of the context's has taken it in."
             return dataclasses.replace(prompt, error=refuse("empty_continuation", said))
-    before = _added(plan) if isinstance(question.context, str) else ()
+    before = plan.added_token_ids[0] if isinstance(question.context, str) else ()
     context = (*before, *contexts[0]) if contexts[0] else _begin(plan)
     if not context:
         said = "The context is empty, and the model has neither BOS nor EOS to stand for it."
@@ -181,15 +172,10 @@ def _fit(plan: Plan, context: Ids, num_added: int, room: int) -> Ids | RowError:
     return (*before, *(own[-length:] if plan.job.truncation == "left" else own[:length]))
 
 
-def _added(plan: Plan) -> Ids:
-    """What the tokenizer puts before a text."""
-    return () if plan.job.add_special_tokens == "no" else plan.facts.added_token_ids[0]
-
-
 def _begin(plan: Plan) -> Ids:
     """What stands before a text that nothing precedes."""
     first = plan.facts.first_token_id
-    return _added(plan) or (() if first is None else (first,))
+    return plan.added_token_ids[0] or (() if first is None else (first,))
 
 
 def _target(given: Given, requests: Sequence[ScoreRequest]) -> Target:

@@ -39,6 +39,11 @@ def output_field(
     return pa.field(name, type_, nullable=nullable, metadata=said)
 
 
+def alternatives(value_type: pa.DataType, number: int) -> pa.DataType:
+    """So many values a token."""
+    return pa.list_(pa.field("element", value_type, nullable=False), number)
+
+
 def ragged(
     rows: Sequence[npt.NDArray[np.generic] | None], value_type: pa.DataType
 ) -> pa.LargeListArray:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from jobs.columns.column import Column, ColumnArray, output_field, ragged
+from jobs.columns.column import Column, ColumnArray, alternatives, output_field, ragged
 from jobs.completion import Completion
 from jobs.plan import Plan
 
@@ -13,10 +13,6 @@ _DISTRIBUTION = (
     "of the whole vocabulary after penalties and the min_new_tokens mask, "
     "before temperature, top_k, top_p and min_p"
 )
-
-
-def _alternatives(value_type: pa.DataType, num_alternatives: int) -> pa.DataType:
-    return pa.list_(pa.field("element", value_type, nullable=False), num_alternatives)
 
 
 def _fields(plan: Plan) -> list[pa.Field]:
@@ -33,7 +29,7 @@ def _fields(plan: Plan) -> list[pa.Field]:
         output_field("cumulative_logprob", pa.float64(), "sum of logprobs, in order", unit="nats"),
     ]
     if count:
-        ids, logprobs = _alternatives(pa.int32(), count), _alternatives(pa.float32(), count)
+        ids, logprobs = alternatives(pa.int32(), count), alternatives(pa.float32(), count)
         fields += [
             output_field(
                 "top_ids",
@@ -61,8 +57,8 @@ def _arrays(plan: Plan, completions: Sequence[Completion]) -> list[ColumnArray]:
         top_ids = [completion.top_ids for completion in completions]
         top_logprobs = [completion.top_logprobs for completion in completions]
         arrays += [
-            ragged(top_ids, _alternatives(pa.int32(), count)),
-            ragged(top_logprobs, _alternatives(pa.float32(), count)),
+            ragged(top_ids, alternatives(pa.int32(), count)),
+            ragged(top_logprobs, alternatives(pa.float32(), count)),
         ]
     return arrays
 

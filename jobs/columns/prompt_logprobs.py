@@ -6,15 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from jobs.columns.column import Column, ColumnArray, output_field, ragged
+from jobs.columns.column import Column, ColumnArray, alternatives, output_field, ragged
 from jobs.completion import Completion
 from jobs.plan import Plan
 
 _OF = "of the raw logits over the whole vocabulary; null for the first, which follows nothing"
-
-
-def _alternatives(value_type: pa.DataType, number: int) -> pa.DataType:
-    return pa.list_(pa.field("element", value_type, nullable=False), number)
 
 
 def _fields(plan: Plan) -> list[pa.Field]:
@@ -35,13 +31,13 @@ def _fields(plan: Plan) -> list[pa.Field]:
         fields += [
             output_field(
                 "prompt_top_ids",
-                pa.large_list(pa.field("element", _alternatives(pa.int32(), number))),
+                pa.large_list(pa.field("element", alternatives(pa.int32(), number))),
                 f"the {number} most likely tokens at each place, most likely first; null for the "
                 "first place",
             ),
             output_field(
                 "prompt_top_logprobs",
-                pa.large_list(pa.field("element", _alternatives(pa.float32(), number))),
+                pa.large_list(pa.field("element", alternatives(pa.float32(), number))),
                 f"log-probabilities of prompt_top_ids, {_OF}",
                 unit="nats",
             ),
@@ -59,7 +55,7 @@ def _arrays(plan: Plan, completions: Sequence[Completion]) -> list[ColumnArray]:
         _behind_null([None if s is None else s.logprobs for s in scores], pa.float32()),
     ]
     if number:
-        ids, logprobs = _alternatives(pa.int32(), number), _alternatives(pa.float32(), number)
+        ids, logprobs = alternatives(pa.int32(), number), alternatives(pa.float32(), number)
         arrays += [
             _behind_null([None if s is None else s.top_ids for s in scores], ids),
             _behind_null([None if s is None else s.top_logprobs for s in scores], logprobs),
@@ -81,10 +77,11 @@ def _behind_null(
     flat = np.zeros((len(is_first), width), present[0].dtype if present else np.int8)
     if present:
         flat[~is_first] = np.concatenate(present)
-    items = pa.array(flat.reshape(-1), type=value_type.value_type if is_list else value_type)
-    mask = pa.array(is_first)
     if is_list:
-        values: pa.Array = pa.FixedSizeListArray.from_arrays(items, type=value_type, mask=mask)
+        items = pa.array(flat.reshape(-1), type=value_type.value_type)
+        values: pa.Array = pa.FixedSizeListArray.from_arrays(
+            items, type=value_type, mask=pa.array(is_first)
+        )
     else:
         values = pa.array(flat.reshape(-1), type=value_type, mask=is_first)
     return pa.LargeListArray.from_arrays(

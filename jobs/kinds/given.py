@@ -119,6 +119,15 @@ def check_given(value: str | Sequence[int | None] | None, what: str) -> Given | 
     return token_ids
 
 
+def find_stranger(token_ids: Sequence[int], vocab_size: int) -> RowError | None:
+    """The error of a row with an id that the model does not know, if it has one."""
+    for place, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            said = f"The token id at place {place} is {token_id}; the model knows 0 to "
+            return refuse("invalid_token_id", f"{said}{vocab_size - 1}.")
+    return None
+
+
 def _read_cell(cell: pa.Scalar, what: str) -> Any | RowError:
     try:
         return cell.as_py()
