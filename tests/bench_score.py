@@ -38,7 +38,7 @@ from workers.model.loading import load_tokenizer
 
 _BOS = 1
 _BATCH = 8
-_PASS, _HEAD = 1024, 2**25 // (4 * 49_152)
+_PASS, _HEAD = 2048, 2**25 // (4 * 49_152)
 "Tokens that run through the layers together, and through the head."
 _LENGTHS = (512, 2048, 8192)
 _CONTEXT, _CHOICES = 200, 4

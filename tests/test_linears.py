@@ -6,13 +6,22 @@ import pytest
 import torch
 from tiny_models import random_model
 from torch import nn
-from transformers import GemmaConfig, LlamaConfig, PhiConfig, Qwen2Config
+from transformers import (
+    CohereConfig,
+    GemmaConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from workers.model.gates import replace_gates
 from workers.model.kernels import load_kernels
 from workers.model.linears import pack_linears
 from workers.model.mapped import MappedFiles
 from workers.model.norms import replace_norms
+from workers.model.rotary import replace_rotary
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -135,6 +144,43 @@ def test_gates_by_silu_are_replaced_and_others_stay(
         torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("config", "extra", "is_replaced"),
+    [
+        (LlamaConfig, {}, True),
+        (Qwen2Config, {}, True),
+        (Qwen3Config, {"head_dim": 8}, True),
+        (GemmaConfig, {"head_dim": 8}, True),
+        (GPTNeoXConfig, {}, True),
+        (PhiConfig, {"partial_rotary_factor": 0.5}, True),
+        (CohereConfig, {}, False),
+    ],
+)
+def test_halves_of_heads_are_turned_by_one_function_and_others_stay(
+    config: type, extra: dict, is_replaced: bool
+) -> None:
+    """Cohere turns pairs. GPT-NeoX and Phi turn a part of each head, which is left to theirs."""
+    model = random_model(config(**SIZES, **extra))
+    ids = torch.tensor([[5, 9, 30, 4, 8]])
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+
+        replace_rotary(model, load_kernels())
+
+        replaced = [m for m in model.modules() if "forward" in vars(m)]
+        assert len(replaced) == 2 * is_replaced
+        # 1e-4: float32 sums over 32 channels; logits spread by 1 to 2.
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_another_model_of_the_same_kind_keeps_its_own_function() -> None:
+    model, other = (random_model(LlamaConfig(**SIZES)) for _ in range(2))
+
+    replace_rotary(model, load_kernels())
+
+    assert not any("forward" in vars(module) for module in other.modules())
+
+
 @pytest.mark.parametrize("form", ["gives more", "wants more", "scales"])
 def test_what_has_the_names_of_a_gate_and_is_none_stays(form: str) -> None:
     class Odd(nn.Module):
@@ -206,10 +252,27 @@ def test_a_packed_layer_leaves_its_file(tmp_path: Path) -> None:
 
     pack_linears(model)
 
-    [mapping] = [
-        entry for entry in Path("/proc/self/smaps").read_text().split("VmFlags")
-        if str(tmp_path / "weights") in entry
-    ]  # fmt: skip
-    held = int(mapping.split("Rss:")[1].split()[0]) * 1024
-    assert held <= 3 * 4096
+    assert held_bytes(tmp_path / "weights") <= 3 * 4096
     torch.testing.assert_close(model(x), expected)
+
+
+def test_a_table_leaves_its_file_after_each_use(tmp_path: Path) -> None:
+    weight = mapped_weight(tmp_path / "weights")
+    table = nn.Embedding(100, 300)
+    table.weight = nn.Parameter(weight, requires_grad=False)
+    pack_linears(nn.Sequential(table))
+
+    rows = table(torch.tensor([3, 99]))
+
+    assert held_bytes(tmp_path / "weights") <= 3 * 4096
+    assert rows[:, 0].tolist() == [900, 29_700]
+
+
+def held_bytes(path: Path) -> int:
+    """Of a file's mapped pages, those that lie in this process's memory."""
+    [mapping] = [
+        entry
+        for entry in Path("/proc/self/smaps").read_text().split("VmFlags")
+        if str(path) in entry
+    ]
+    return int(mapping.split("Rss:")[1].split()[0]) * 1024

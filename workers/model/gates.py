@@ -62,8 +62,14 @@ class _Gated(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]"""
-        pieces = [
-            self.down_proj(self._kernels.gate(self._gate_up(piece)))
-            for piece in torch.split(x, _ROWS_AT_A_TIME, dim=-2)
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)
+        if x.shape[-2] <= _ROWS_AT_A_TIME:
+            return self._run(x)
+        out = x.new_empty(*x.shape[:-1], self.down_proj.out_features)
+        for start in range(0, x.shape[-2], _ROWS_AT_A_TIME):
+            piece = slice(start, start + _ROWS_AT_A_TIME)
+            out[..., piece, :] = self._run(x[..., piece, :])
+        return out
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(self._kernels.gate(self._gate_up(x)))
+        return out

@@ -57,6 +57,8 @@ static inline float exp_below(float x) {
 /* Keys and values of one head in a page: keys [D, PAGE], then values [PAGE, E]. So sixteen scores are summed side by side. */
 #define PAGE 16
 typedef float wide __attribute__((vector_size(64), aligned(4)));
+typedef int32_t wide_lanes __attribute__((vector_size(64)));
+static const wide_lanes places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 static void store_token(const float *key, const float *value, int64_t D, int64_t E, int64_t place, float *page) {
     for (int64_t d = 0; d < D; d++) page[d * PAGE + place] = key[d];
@@ -69,25 +71,44 @@ typedef struct {
     union { wide v; float f[PAGE]; } weights; /* Of the page at hand. */
 } state;
 
+/* The same of sixteen numbers side by side. */
+static inline wide exp_below_wide(wide x) {
+    wide_lanes is_low = x < -87.0f;
+    x = (wide)((is_low & (wide_lanes)((wide){0} - 87.0f)) | (~is_low & (wide_lanes)x));
+    wide shifted = x * 1.44269504f + 12582912.0f;
+    wide n = shifted - 12582912.0f;
+    wide r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    wide p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (wide)(((wide_lanes)shifted - 0x4b400000 + 127) << 23);
+}
+
 /* Turns the scores of a page's tokens [low, high) into weights, and scales what was summed before to the new best. */
 static inline void weigh(state *now, wide scores, int64_t low, int64_t high, float softcap, int64_t E, float *out) {
     union { wide v; vec h[2]; float f[PAGE]; } x = {scores};
     if (softcap > 0)
         for (int i = 0; i < PAGE; i++) x.f[i] = tanhf(x.f[i] / softcap) * softcap;
-    for (int i = 0; i < low; i++) x.f[i] = -INFINITY;
-    for (int64_t i = high; i < PAGE; i++) x.f[i] = -INFINITY;
+    if (low > 0 || high < PAGE) {
+        wide_lanes is_seen = (places >= (int32_t)low) & (places < (int32_t)high);
+        x.v = (wide)((is_seen & (wide_lanes)x.v) | (~is_seen & (wide_lanes)((wide){0} - INFINITY)));
+    }
     union { vec v; float f[LANES]; } most = {greater(x.h[0], x.h[1])};
-    float best = now->best;
-    for (int i = 0; i < LANES; i++) best = most.f[i] > best ? most.f[i] : best;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) most.f[i] = most.f[i] > most.f[i + half] ? most.f[i] : most.f[i + half];
+    float best = most.f[0] > now->best ? most.f[0] : now->best;
     if (best > now->best) {
         float scale = exp_below(now->best - best);
         now->total *= scale;
         for (int64_t e = 0; e < E; e++) out[e] *= scale;
         now->best = best;
     }
-    for (int i = 0; i < PAGE; i++) x.f[i] = exp_below(x.f[i] - best);
-    for (int i = 0; i < low; i++) x.f[i] = 0;
-    for (int64_t i = high; i < PAGE; i++) x.f[i] = 0;
+    x.v = exp_below_wide(x.v - best);
+    if (low > 0 || high < PAGE)
+        x.v = (wide)((places >= (int32_t)low) & (places < (int32_t)high) & (wide_lanes)x.v);
     now->total += sum(x.h[0] + x.h[1]);
     now->weights.v = x.v;
 }
@@ -274,6 +295,22 @@ void rms_norm(int64_t n, int64_t K, const float *x, const float *gain, float eps
         float scale = 1.0f / sqrtf((sum(squares) + rest) / (float)K + epsilon);
         for (k = 0; k < K; k++) out[k] = x[k] * scale * gain[k];
     }
+}
+
+/* x = x * cos + (-second half of x, first half of x) * sin for n rows of each head, with cos and sin [n, D]. D is even.
+   Su et al. 2021. */
+void rotate(int64_t n, int64_t heads, int64_t D, float *x, int64_t x_head, int64_t x_row, const float *cos,
+            const float *sin) {
+    int64_t half = D / 2;
+    for (int64_t row = 0; row < n; row++, cos += D, sin += D)
+        for (int64_t head = 0; head < heads; head++) {
+            float *low = x + head * x_head + row * x_row, *high = low + half;
+            for (int64_t d = 0; d < half; d++) {
+                float first = low[d], second = high[d];
+                low[d] = first * cos[d] - second * sin[d];
+                high[d] = second * cos[half + d] + first * sin[half + d];
+            }
+        }
 }
 
 /* out[n, K] = silu(x[n, :K]) * x[n, K:], with silu(x) = x / (1 + exp(-x)). */

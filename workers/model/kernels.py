@@ -75,6 +75,7 @@ class Kernels:
             "decode": [layer, count, *tensors, address, address, count, *addresses, count, threads],
             "prompt": [layer, count, *tensors, address, address, count, address, count, threads],
             "gate": [count, count, address, address],
+            "rotate": [count, count, count, address, count, count, address, address],
             "rms_norm": [count, count, address, address, number, address],
             "find_best": [count, count, address, address, address, threads],
             "log_mass": [count, count, address, address, address, threads],
@@ -148,6 +149,14 @@ class Kernels:
             x.numel() // width, width, x.data_ptr(), gain.data_ptr(), epsilon, out.data_ptr()
         )
         return out
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turns x [H, n, D] in place, by cos and sin [n, D], and returns it."""
+        [x] = _with_whole_heads(x)
+        heads, n, width = x.shape
+        places = cos.data_ptr(), sin.data_ptr()
+        self._functions.rotate(n, heads, width, x.data_ptr(), x.stride(0), x.stride(1), *places)
+        return x
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., 2 * K], a gate and what it lets through: silu(gate) * rest [..., K]."""

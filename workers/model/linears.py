@@ -39,6 +39,18 @@ def pack_linears(model: nn.Module) -> None:
             setattr(parent, name, PackedLinear([layer]))
         for layer in originals:
             files.give_back(layer.weight)
+    for table in model.modules():
+        if isinstance(table, nn.Embedding) and files.give_back(table.weight):
+            _give_back_after_use(table, files)
+
+
+def _give_back_after_use(table: nn.Embedding, files: MappedFiles) -> None:
+    """A pass reads few rows of a table, and the system maps whole pages around each."""
+
+    def give_back(*_: object) -> None:
+        files.give_back(table.weight)
+
+    table.register_forward_hook(give_back)
 
 
 def plain_layers(parent: nn.Module) -> dict[str, nn.Linear]:

@@ -17,6 +17,7 @@ from workers.model.kernels import Kernels
 from workers.model.linears import pack_linears
 from workers.model.norms import replace_norms
 from workers.model.ragged import RaggedForward
+from workers.model.rotary import replace_rotary
 from workers.model.shape import LayerShape
 from workers.pipeline import RowContext
 
@@ -88,6 +89,7 @@ def prove_ragged(
             if kernels is not None:
                 replace_norms(model, kernels)
                 replace_gates(model, kernels)
+                replace_rotary(model, kernels)
             pack_linears(model)
         try:
             ours, shapes = _run_probes(make_forward, prompts)

@@ -21,8 +21,10 @@ from workers.model.shape import LayerShape
 from workers.model.steps import PromptSpan, cut_passes
 from workers.pipeline import TokenScores
 
-_TOKENS_PER_PASS = 1024
-"As for prompts that are to be answered: as many as a processor's caches hold activations of."
+_TOKENS_PER_PASS = 2048
+"Fewer multiply slower, and a last pass that is half empty costs more; more take memory."
+_TOKENS_ALONE = 1024
+"A row of more that shares nothing is run by itself: then one layer's keys and values are enough."
 _LOGITS_BYTES = 2**25
 "Most bytes of logits at a time."
 
@@ -60,7 +62,7 @@ class Scorer:
         width = self._vocab_size * keeps_logits
         scores = [_empty(len(r.token_ids) - r.num_context, num_top, width) for r in requests]
         nodes, wants = plan_nodes(requests)
-        alone = [row for row in range(len(nodes)) if is_alone(nodes, row, _TOKENS_PER_PASS)]
+        alone = [row for row in range(len(nodes)) if is_alone(nodes, row, _TOKENS_ALONE)]
         with torch.inference_mode():
             for row in alone:
                 self._score_alone(nodes[row], wants[row], requests, scores)
@@ -94,7 +96,7 @@ class Scorer:
         spans = [
             PromptSpan(cache, row, node.token_ids, node.num_shared, len(node.token_ids))
             for row, node in enumerate(nodes)
-            if not is_alone(nodes, row, _TOKENS_PER_PASS)
+            if not is_alone(nodes, row, _TOKENS_ALONE)
         ]
         for taken in cut_passes(spans, _TOKENS_PER_PASS):
             for span in taken:
@@ -106,7 +108,7 @@ class Scorer:
     def _claim(self, nodes: Sequence[Node]) -> KVCache:
         """Room for the node before a pass, and for those of one pass, the last of them cut."""
         sizes = [
-            0 if is_alone(nodes, row, _TOKENS_PER_PASS) else len(node.token_ids)
+            0 if is_alone(nodes, row, _TOKENS_ALONE) else len(node.token_ids)
             for row, node in enumerate(nodes)
         ]
         cache = KVCache(
